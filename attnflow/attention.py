@@ -6,6 +6,7 @@ inside `Softmax` and `Exponential` only; strengths and signs live in the heads.
 """
 
 import abc
+import math
 
 import equinox as eqx
 import jax
@@ -14,7 +15,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from .heads import real
-from .reduce import AbstractReduction
+from .reduce import AbstractReduction, Differences
 
 Answer = tuple[Float[Array, "H n e"], Float[Array, ""]]
 
@@ -33,6 +34,12 @@ class AbstractAttention(eqx.Module):
     @abc.abstractmethod
     def coefficients(self, s: Float[Array, "H n m"], w: Float[Array, "n m"]) -> tuple[Float[Array, "H n m"], Array]:
         """(a, c) with coefficients $e^c a_{ij}$ from scaled scores; a weight of 0 hides a key."""
+
+    def entropy_deficits(
+        self, reduction: AbstractReduction, q, keys, w, *, causal: bool = False
+    ) -> Float[Array, "H n"]:
+        r"""$\sum_j p_{ij}\log(p_{ij}/w_j) \ge 0$ of the normalised coefficients p; 0 at consensus."""
+        raise ValueError(f"`{type(self).__name__}` has no entropy: its coefficients are not probabilities.")
 
     @abc.abstractmethod
     def log_energies(self, reduction: AbstractReduction, q, keys, w) -> Float[Array, " H"]:
@@ -85,6 +92,9 @@ class Softmax(AbstractAttention):
     def coefficients(self, s, w):
         return _softmax(s, w), _zero(s)
 
+    def entropy_deficits(self, reduction, q, keys, w, *, causal=False):
+        return _softmax_deficits(reduction, q, keys, w, causal)
+
     def log_energies(self, reduction, q, keys, w):
         return _exponential_log_energies(self, reduction, q, keys, w)
 
@@ -111,6 +121,9 @@ class Exponential(AbstractAttention):
     def coefficients(self, s, w):
         c = jnp.max(s, where=(w > 0)[None], initial=float(jnp.finfo(s.dtype).min))
         return jnp.where(w > 0, w, 0)[None] * jnp.exp(jnp.where((w > 0)[None], s - c, 0)), c
+
+    def entropy_deficits(self, reduction, q, keys, w, *, causal=False):
+        return _softmax_deficits(reduction, q, keys, w, causal)
 
     def log_energies(self, reduction, q, keys, w):
         return _exponential_log_energies(self, reduction, q, keys, w)
@@ -167,13 +180,21 @@ class Hardmax(AbstractAttention):
         return q
 
     def answer(self, reduction, q, keys, values, w, *, causal=False):
+        ones = jnp.ones((*values.shape[:-1], 1), values.dtype)
+        both = self._tied(reduction, q, keys, jnp.concatenate([values, ones], -1), w, causal)
+        return both[..., :-1] / both[..., -1:], _zero(q)
+
+    def entropy_deficits(self, reduction, q, keys, w, *, causal=False):
+        tied = self._tied(reduction, q, keys, jnp.ones((len(w), 1), q.dtype), w, causal)[..., 0]
+        return jnp.log(_visible_weight(w, causal))[None] - jnp.log(tied)
+
+    def _tied(self, reduction, q, keys, values, w, causal):
+        """Weighted sum of the values over the tied set of maximisers."""
         q, keys = _undifferentiable(q), _undifferentiable(keys)
         reach = jnp.max(jnp.linalg.norm(keys, axis=-1), axis=-1)
         length = jnp.linalg.norm(q, axis=-1) * jnp.reshape(reach, (-1, 1))
         shift = reduction.maximum(q, keys, w, causal=causal) - 8 * jnp.finfo(q.dtype).eps * length
-        ones = jnp.ones((*values.shape[:-1], 1), values.dtype)
-        both = reduction.sum(_reached, q, keys, jnp.concatenate([values, ones], -1), w, shift=shift, causal=causal)
-        return both[..., :-1] / both[..., -1:], _zero(q)
+        return reduction.sum(_reached, q, keys, values, w, shift=shift, causal=causal)
 
     def coefficients(self, s, w):
         s = _undifferentiable(s)
@@ -185,6 +206,41 @@ class Hardmax(AbstractAttention):
 
     def log_energies(self, reduction, q, keys, w):
         raise ValueError("`Hardmax` has no energy: it is not the gradient of a function of the tokens.")
+
+
+def _softmax_deficits(reduction, q, keys, w, causal):
+    r"""$\sum_j w_j\,g(u_{ij})$, $g(u) = u e^u - e^u + 1$ with $u = \log(p/w)$: every term is >= 0, so nothing cancels."""
+    seen = _visible_weight(w, causal)
+    if isinstance(reduction, Differences) and keys.ndim == 2:
+        # Scores relative to the token's own: u keeps its relative accuracy when all scores nearly agree.
+        s = jnp.einsum("hnk,nmk->hnm", q, keys[None] - keys[:, None])
+        share = jnp.broadcast_to(w, (len(w), len(w)))
+        share = (jnp.tril(share) if causal else share)[None] / seen[None, :, None]
+        top = jnp.max(s, axis=-1, where=share > 0, initial=float(jnp.finfo(s.dtype).min), keepdims=True)
+        far = top > 1
+        shifted = jnp.where(share > 0, s - jnp.where(far, top, 0), 0)
+        excess = jnp.sum(share * jnp.expm1(shifted), axis=-1, keepdims=True)
+        return jnp.sum(share * _relative_entropy(shifted - jnp.log1p(excess)), axis=-1)
+    log_mass, _ = reduction.log_mean(q, keys, keys[..., :1], w, causal=causal)
+    ones = jnp.ones((len(w), 1), q.dtype)
+    shift = log_mass - jnp.log(seen)[None]
+    total = reduction.sum(_relative_entropy, q, keys, ones, w, shift=shift, causal=causal)[..., 0]
+    return total / seen[None]
+
+
+def _relative_entropy(u):
+    r"""$g(u) = u e^u - e^u + 1 = \sum_{k\ge2} \frac{k-1}{k!} u^k$, accurate also where u is tiny."""
+    small = jnp.abs(u) < 0.25
+    near, far = jnp.where(small, u, 0), jnp.where(small, 0, u)
+    series = jnp.zeros_like(u)
+    for k in range(14, 1, -1):
+        series = series * near + (k - 1) / math.factorial(k)
+    return jnp.where(small, series * near * near, far * jnp.exp(far) - jnp.expm1(far))
+
+
+def _visible_weight(w, causal):
+    """Total weight that each query sees: 1, or the running sum for causal attention."""
+    return jnp.cumsum(w) if causal else jnp.ones_like(w)
 
 
 def _softmax(s, w):

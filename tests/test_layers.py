@@ -6,12 +6,16 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "attnflow"
 
 FLOORS = [
-    ["sphere", "mesh", "store"],
-    ["reduce"],
+    ["sphere", "mesh", "store", "facts", "points"],
+    ["reduce", "captured"],
     ["harmonics", "transport", "heads"],
     ["attention"],
     ["field", "theory"],
-    ["solve", "observe"],
+    ["observe", "stepping"],
+    ["validate"],
+    ["solve"],
+    ["lanes", "dataset"],
+    ["workers"],
     ["metastable", "claims", "fit", "sweep", "pretrained"],
     ["plots"],
     ["report"],
