@@ -6,7 +6,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "attnflow"
 
 FLOORS = [
-    ["sphere", "mesh", "store", "facts", "points"],
+    ["exponential"],
+    ["sphere", "tiles", "mesh", "store", "facts", "points"],
     ["reduce", "captured"],
     ["harmonics", "transport", "heads"],
     ["attention"],
