@@ -123,45 +123,40 @@ def circle_quadrature(
 ) -> tuple[Float[Array, "n 2"], Float[Array, " n"]]:
     r"""Points and weights of the law with the given positive density of the angle (any normalisation).
 
-    Midpoint rule in a periodic parameter u: uniform nodes, spectrally accurate for smooth densities. With `refine`,
-    nodes are graded towards those angles: $d\theta/du \propto \prod_a (\sin^2\frac{\theta - a}{2} + \sin^2 s)^{1/2}$ with $s$ =
-    `smallest`, so that the spacing falls in proportion to the distance from $a$ down to about `smallest`, and a mass that
-    shrinks like $e^{-ct}$ towards $a$ stays resolved.
+    Midpoint rule in a periodic parameter: uniform nodes, spectrally accurate for smooth densities. With `refine`, half of
+    the nodes stay uniform and half are graded towards those angles, their spacing proportional to the distance from the
+    nearest down to about `smallest` (default 1e-6): a mass that is diluted like $e^{-ct}$ there stays resolved.
     """
     _count("n", n)
-    if not refine:
-        theta = 2 * np.pi * (np.arange(n) + 0.5) / n - np.pi
-        speed = np.ones(n)
+    if refine:
+        theta, spacing = _graded_angles(n, np.asarray(refine, float), 1e-6 if smallest is None else smallest)
     else:
-        theta, speed = _graded_angles(n, np.asarray(refine, float), 1e-6 if smallest is None else smallest)
-    mass = np.asarray(density(theta), float) * speed
+        theta, spacing = 2 * np.pi * (np.arange(n) + 0.5) / n - np.pi, np.ones(n)
+    mass = np.asarray(density(theta), float) * spacing
     return circle(jnp.asarray(theta, jnp.result_type(float))), _weights(mass)
 
 
 def _graded_angles(n, centres, smallest):
-    """Nodes with spacing proportional to the distance from the nearest centre, and d theta/d u at each, by inverting u(theta)."""
+    """Midpoints of equal steps of u(theta), and d theta/du there: u is half uniform, half integral of 1/distance."""
     if not smallest > 0:
         raise ValueError(f"`smallest` must be > 0, got {smallest}.")
-    # A fine grid that is itself graded, so that the inversion is accurate next to every centre.
-    offsets = np.concatenate(
-        [-np.geomspace(np.pi, smallest * 1e-3, 4000), [0.0], np.geomspace(smallest * 1e-3, np.pi, 4000)]
-    )
-    grid = np.unique(
-        np.concatenate([np.mod(c + offsets + np.pi, 2 * np.pi) - np.pi for c in centres] + [[-np.pi, np.pi]])
-    )
 
-    def speed(theta):
-        gap = np.abs(np.mod(theta[:, None] - centres[None] + np.pi, 2 * np.pi) - np.pi)
-        return np.hypot(np.min(2 * np.sin(gap / 2), axis=1), smallest)
+    def distance(theta):
+        gap = np.mod(theta[..., None] - centres + np.pi, 2 * np.pi) - np.pi
+        return np.hypot(np.min(np.abs(gap), axis=-1), smallest)
 
-    # u(theta) = int d theta / speed by Gauss-Legendre on each cell
-    node, weight = np.polynomial.legendre.leggauss(8)
+    # A fine grid that is itself graded, so that quadrature and inversion are accurate next to every centre.
+    steps = np.geomspace(smallest * 1e-2, np.pi, 3000)
+    near = np.mod(centres[:, None] + np.concatenate([-steps, [0.0], steps]) + np.pi, 2 * np.pi) - np.pi
+    grid = np.unique(np.concatenate([near.ravel(), [-np.pi, np.pi]]))
+    node, weight = np.polynomial.legendre.leggauss(6)
     width = np.diff(grid)
-    inner = grid[:-1, None] + width[:, None] * (node[None] + 1) / 2
-    cell = (1 / speed(inner.ravel()).reshape(inner.shape)) @ weight * width / 2
-    u = np.concatenate([[0.0], np.cumsum(cell)])
-    theta = np.interp((np.arange(n) + 0.5) / n * u[-1], u, grid)
-    return theta, speed(theta)
+    inner = grid[:-1, None] + width[:, None] * (node + 1) / 2
+    graded = np.concatenate([[0.0], np.cumsum((1 / distance(inner)) @ weight * width / 2)])
+    total = graded[-1]
+    u = (graded / total + (grid + np.pi) / (2 * np.pi)) / 2
+    theta = np.interp((np.arange(n) + 0.5) / n, u, grid)
+    return theta, 1 / (1 / (distance(theta) * total) + 1 / (2 * np.pi))
 
 
 def sphere_quadrature(

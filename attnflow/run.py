@@ -1,0 +1,113 @@
+"""The main job: an experiment's flows, a table, and a run folder that says what made it."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.table import Table
+
+from . import plots
+from .config import Experiment, write
+from .facts import facts
+from .observe import OBSERVABLES
+from .phases import phases
+from .solve import Trajectory, solve
+
+
+def run(experiment: Experiment, out: Path, *, say: Callable[[object], None] = print) -> list[dict]:
+    """Solve the experiment for every beta, write the run folder `out`, and return one row of results per beta.
+
+    The folder holds `config.toml` (resolved), `facts.json` (versions, device, seed), `flow_K.npz` (times, tokens,
+    weights, observables of the K-th beta), `results.json` and, where there is something to draw, `figure.svg` and `.png`.
+    """
+    x0, fields = experiment.fields()
+    out.mkdir(parents=True, exist_ok=True)
+    write(experiment, out / "config.toml")
+    _dump(out / "facts.json", facts() | {"seed": experiment.seed, "dtype": experiment.dtype})
+    rows, flows = [], []
+    for k, (beta, field) in enumerate(fields):
+        traj = solve(
+            field,
+            x0,
+            experiment.solve.ts,
+            observe={name: OBSERVABLES[name] for name in experiment.observe},
+            save_tokens=True,
+            solver=experiment.solve.diffrax(),
+            rtol=experiment.solve.rtol,
+            atol=experiment.solve.atol,
+            max_steps=experiment.solve.max_steps,
+            clock=experiment.solve.clock,
+        )
+        say(f"beta = {beta:g}\n{traj}")
+        weights = None if field.weights is None else np.asarray(field.weights)
+        row: dict = {"beta": beta, "steps": int(traj.stats["accepted"])}
+        found = None
+        if experiment.phases is not None:
+            found = phases(
+                field.heads,
+                traj.ts,
+                traj.values["tokens"],
+                weights=weights,
+                leave=experiment.phases.leave,
+                terminal=experiment.phases.terminal,
+            )
+            row |= found.row
+        rows.append(row)
+        flows.append((traj, found))
+        _save_flow(out / f"flow_{k}.npz", traj, weights, found)
+    _dump(out / "results.json", rows)
+    if experiment.phases is not None or experiment.observe:
+        _draw(experiment, rows, flows, out)
+    return rows
+
+
+def table(title: str, rows: list[dict]) -> Table:
+    """Rows of numbers as a table for the terminal."""
+    shown = Table(title=title, title_justify="left")
+    for name in rows[0]:
+        shown.add_column(name, justify="right")
+    for row in rows:
+        shown.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
+    return shown
+
+
+def _save_flow(path: Path, traj: Trajectory, weights, found) -> None:
+    arrays = {"ts": traj.ts, "final": traj.final}
+    for name, value in traj.values.items():
+        leaves = jax.tree.leaves(value)
+        arrays |= {name if len(leaves) == 1 else f"{name}_{i}": leaf for i, leaf in enumerate(leaves)}
+    arrays |= {f"stats_{name}": value for name, value in traj.stats.items()}
+    if weights is not None:
+        arrays["weights"] = weights
+    if found is not None:
+        arrays |= {"w2_to_projection": found.distance, "w2_to_space": found.to_space, "w2_terminal": found.to_terminal}
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as stream:
+        np.savez_compressed(stream, **{k: np.asarray(v) for k, v in arrays.items()})  # ty: ignore[invalid-argument-type]
+    os.replace(partial, path)
+
+
+def _draw(experiment, rows, flows, out):
+    ts = np.asarray(flows[0][0].ts)
+    if experiment.phases is not None:
+        fig, axes = plots.figure()
+        distances = [found.distance for _, found in flows]
+        plots.phases(axes[0, 0], ts, distances, [row["beta"] for row in rows], marks=rows)
+    else:
+        names = experiment.observe
+        fig, axes = plots.figure(len(names), 1, height=1.6 + 1.6 * len(names))
+        for ax, name in zip(axes[:, 0], names, strict=True):
+            for row, (traj, _) in zip(rows, flows, strict=True):
+                leaf = jax.tree.leaves(traj.values[name])[-1]
+                plots.timeseries(ax, ts, leaf, label=f"beta = {row['beta']:g}", name=name)
+        axes[0, 0].legend()
+    fig.suptitle(experiment.title)
+    for ending in ("svg", "png"):
+        plots.save(fig, out / f"figure.{ending}")
+
+
+def _dump(path: Path, content) -> None:
+    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
