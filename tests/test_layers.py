@@ -9,7 +9,7 @@ FLOORS = [
     ["exponential"],
     ["sphere", "tiles", "mesh", "store", "facts", "points"],
     ["reduce", "captured"],
-    ["harmonics", "transport", "heads"],
+    ["harmonics", "transport", "heads", "files", "schema"],
     ["attention"],
     ["field", "theory"],
     ["observe", "stepping"],
@@ -17,10 +17,12 @@ FLOORS = [
     ["solve"],
     ["lanes", "dataset"],
     ["workers"],
-    ["metastable", "claims", "fit", "sweep", "pretrained"],
+    ["metastable", "claims", "fit", "sweep", "pretrained", "phases"],
     ["plots"],
     ["report"],
+    ["specs"],
     ["config"],
+    ["run"],
     ["cli"],
 ]
 FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}
