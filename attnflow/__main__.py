@@ -1,0 +1,5 @@
+"""`python -m attnflow`."""
+
+from .cli import main
+
+main()
