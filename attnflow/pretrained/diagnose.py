@@ -44,7 +44,7 @@ class Diagnosis:
             raise ValueError(f"No column {name!r}; there are {', '.join(self.columns)}.")
         return self.columns[name]
 
-    def rows(self) -> list[dict[str, float]]:
+    def rows(self) -> list[dict[str, float | int]]:
         """One dict for each layer and head."""
         depth, heads = next(iter(self.columns.values())).shape
         return [
@@ -133,7 +133,7 @@ def diagnose(
     columns = {name: np.stack([row[name] for row in by_layer]) for name in by_layer[0]}
     random = _weights(*baseline(a.heads, a.width, a.dimension, seed=seed))
     scaled = {"beta_op", "beta_frobenius", "score_rms", "trace"}  # not free of the size of the weights
-    by_name = {name: float(np.nanmedian(v)) for name, v in random.items() if name not in scaled}
+    by_name = {name: _or_nan(np.nanmedian, v) for name, v in random.items() if name not in scaled}
     depth = {}
     if tokens is None:
         notes.append("no tokens were given: only weights are looked at")
