@@ -6,7 +6,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from .circle import safe_root
 from .clouds import log_weights, second_weights, traced_weights
-from .ground import Metric, cost, cost_table, diameter
+from .ground import Metric, cost, diameter
 from .interval import Interval
 
 Weights = Float[ArrayLike, " n"] | None

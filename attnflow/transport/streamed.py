@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import jax.scipy.special as jss
 from jaxtyping import Array, Float
 
+from .clouds import log_weights
 from .ground import ROUNDING, Metric, cost_table
 
 with warnings.catch_warnings():  # ott-jax imports a library that announces its end
@@ -120,6 +121,25 @@ def potentials(
     return f, g, jnp.asarray(out.errors)[-1]
 
 
+def soft_transform(
+    x: Float[Array, "n d"],
+    y: Float[Array, "m d"],
+    log_b: Float[Array, " m"],
+    g: Float[Array, " m"],
+    *,
+    epsilon: Float[Array, ""],
+    metric: Metric,
+) -> Float[Array, " n"]:
+    r"""$f(x) = -\epsilon\log\sum_j b_j e^{(g_j - c(x, y_j))/\epsilon}$, which extends a potential to any x; O(n + m) memory in reverse."""
+
+    @jax.checkpoint
+    def rows(block):
+        c = cost_table(block, y, metric=metric)
+        return -epsilon * jss.logsumexp((g[None] - c) / epsilon + log_b[None], axis=1)
+
+    return by_rows(rows, x, y.shape[0])
+
+
 def c_transform(
     x: Float[Array, "n d"], y: Float[Array, "m d"], g: Float[Array, " m"], *, metric: Metric
 ) -> Float[Array, " n"]:
@@ -172,7 +192,7 @@ def upper_bound(
     """
     unit = jnp.finfo(x.dtype).eps
     n, m, d = x.shape[0], y.shape[0], x.shape[1]
-    log_b = jnp.where(b > 0, jnp.log(jnp.where(b > 0, b, 1)), -jnp.inf)
+    log_b = log_weights(b)
 
     def plan(rows, mass):
         c = cost_table(rows, y, metric=metric)
@@ -224,3 +244,9 @@ def stage(x, y, log_a, log_b, start, *, epsilon, metric: Metric, iterations: int
     return potentials(
         x, y, log_a, log_b, start, epsilon=epsilon, metric=metric, iterations=iterations, relaxation=relaxation
     )
+
+
+@functools.partial(jax.jit, static_argnames="metric")
+def extension(x, y, log_b, g, *, epsilon, metric: Metric):
+    """`soft_transform`, compiled."""
+    return soft_transform(x, y, log_b, g, epsilon=epsilon, metric=metric)

@@ -18,6 +18,8 @@ Method = Literal["atoms", "line", "circle", "simplex", "assignment", "sinkhorn"]
 EXACT = {"atoms": atoms, "line": line, "circle": circle, "simplex": simplex, "assignment": assignment}
 STAGE = 10  # Sinkhorn iterations per halving of epsilon
 FAST = 1.5  # over-relaxation of Sinkhorn
+COARSE = 2000  # points of the samples on which large clouds begin
+FIRST = 1 / 16  # last epsilon on samples over the first
 TIGHT = 0.1  # epsilon over the squared distance at which restricted programmes begin
 ROUNDS = 8  # restricted programmes per stage
 STALLED = 0.9  # ... while each brings the width below this share of the last
@@ -117,22 +119,14 @@ def certify(clouds: Clouds, g: np.ndarray, *, epsilon: float | None = None) -> B
 
 def _sinkhorn(clouds: Clouds, tolerance: float, iterations: int, refine: bool) -> Interval:
     best = _first_bracket(clouds)
-    spent, epsilon, error = 0, best.upper, 0.0
-    state = (np.zeros(len(clouds.a), np.float32), np.zeros(len(clouds.b), np.float32))
+    spent, epsilon, state, error = 0, best.upper, None, 0.0
     refine = refine and restricted.available(clouds)
 
     def close(reason):
-        converged = best.relative_width <= tolerance
         reason = f"{reason}relative width {best.relative_width:.1e}"
-        return Interval(
-            root(best.lower),
-            root(best.upper),
-            "sinkhorn",
-            reason,
-            converged=converged,
-            epsilon=epsilon,
-            iterations=spent,
-        )
+        done = best.relative_width <= tolerance
+        bounds = root(best.lower), root(best.upper)
+        return Interval(*bounds, "sinkhorn", reason, converged=done, epsilon=epsilon, iterations=spent)
 
     while best.relative_width > tolerance:
         if spent + STAGE > iterations:
@@ -141,12 +135,36 @@ def _sinkhorn(clouds: Clouds, tolerance: float, iterations: int, refine: bool) -
             return close("epsilon at the floor of float32: ")
         if error * best.upper <= epsilon * SETTLED:
             epsilon = epsilon / 2
+        if state is None:
+            epsilon, state = _coarse(clouds, epsilon)
         state, error = _stage(clouds, state, epsilon)
         spent += STAGE
         best = _better(best, certify(clouds, state[1], epsilon=epsilon))
         if refine and epsilon <= TIGHT * best.upper and best.relative_width > tolerance:
             best = _refined(clouds, best, epsilon, tolerance)
     return close("")
+
+
+def _coarse(clouds, epsilon):
+    """A start for large clouds: the first stages on samples of them, their potential extended to all points."""
+    from .streamed import extension
+
+    n, m = len(clouds.a), len(clouds.b)
+    state = np.zeros(n, np.float32), np.zeros(m, np.float32)
+    if max(n, m) <= COARSE:
+        return epsilon, state
+    generator = np.random.default_rng(0)
+    i, j = (np.sort(generator.choice(k, min(k, COARSE), replace=False)) for k in (n, m))
+    a, b = (w / w.sum() for w in (clouds.a[i], clouds.b[j]))
+    sample = clouds._replace(x=clouds.x[i], y=clouds.y[j], a=a, b=b)
+    last = epsilon * FIRST
+    state = np.zeros(len(i), np.float32), np.zeros(len(j), np.float32)
+    while epsilon > last:
+        epsilon = epsilon / 2
+        state, _ = _stage(sample, state, epsilon)
+    x, y, log_b, scale = (np.asarray(v, np.float32) for v in (clouds.x, sample.y, np.log(b), epsilon))
+    f = np.asarray(extension(x, y, log_b, state[1], epsilon=scale, metric=clouds.metric))
+    return epsilon, (f, np.zeros(m, np.float32))
 
 
 def _first_bracket(clouds):
