@@ -108,7 +108,7 @@ class _Graph:
             for later in self.users.get(user.output[0], []):
                 if later.op_type == "DequantizeLinear":
                     rest = self.constants_of(later.input[1:])
-                    if rest and all(a.ndim == 0 for a in rest):
+                    if rest and all(a.size == 1 for a in rest):
                         return _dequantised(self.constants[name], rest[0], rest[1] if len(rest) > 1 else None)
         return None
 

@@ -38,7 +38,7 @@ class Affine(eqx.Module):
     linear: Float[Array, "*L d"] | None
 
     def __call__(self, u: Tokens) -> Tokens:
-        v = jnp.zeros_like(u) if self.linear is None else self.linear.astype(u.dtype) * u
+        v = jnp.zeros_like(u) if self.linear is None else self.linear.astype(u.dtype)[None] * u
         return v if self.constant is None else v + self.constant.astype(u.dtype)[None]
 
 
