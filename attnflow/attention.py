@@ -11,6 +11,7 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
@@ -55,9 +56,10 @@ def inverse_temperature(beta: Array, hard: str) -> None:
     if beta.ndim != 0:
         raise ValueError(f"`beta` must be a scalar, got shape {beta.shape}; vmap the constructor to batch.")
     if concrete(beta):
-        if not beta >= 0:
-            raise ValueError(f"`beta` must be >= 0, got {float(beta)}; put a sign into the heads' score instead.")
-        if jnp.isinf(beta):
+        value = float(np.asarray(beta))  # numpy: inside a trace jax would stage the check out
+        if not value >= 0:
+            raise ValueError(f"`beta` must be >= 0, got {value}; put a sign into the heads' score instead.")
+        if np.isinf(value):
             raise ValueError(f"`beta` must be finite, got inf; {hard}")
 
 
@@ -66,7 +68,7 @@ def _zero(q):
 
 
 def _exponential_log_energies(attention, reduction, q, keys, w):
-    if concrete(attention.beta) and attention.beta == 0:
+    if concrete(attention.beta) and np.asarray(attention.beta) == 0:
         raise ValueError("`beta` = 0 has no energy: exp(beta s)/beta diverges.")
     log_mass, _ = reduction.log_mean(q, keys, keys[..., :1], w)
     return jax.nn.logsumexp(log_mass, axis=-1, b=w[None]) - jnp.log(2 * attention.beta.astype(q.dtype))
@@ -119,8 +121,11 @@ class Exponential(AbstractAttention):
         return jnp.exp(log_mass - c)[..., None] * mean, c
 
     def coefficients(self, s, w):
-        c = jnp.max(s, where=(w > 0)[None], initial=float(jnp.finfo(s.dtype).min))
-        return jnp.where(w > 0, w, 0)[None] * jnp.exp(jnp.where((w > 0)[None], s - c, 0)), c
+        live = (w > 0)[None]
+        top = jnp.max(s, where=live, initial=float(jnp.finfo(s.dtype).min))
+        e = jnp.where(live, w[None] * jnp.exp(jnp.where(live, s - top, 0)), 0)
+        mass = jnp.max(jnp.sum(e, axis=-1), initial=float(jnp.finfo(s.dtype).tiny))
+        return e / mass, top + jnp.log(mass)
 
     def entropy_deficits(self, reduction, q, keys, w, *, causal=False):
         return _softmax_deficits(reduction, q, keys, w, causal)

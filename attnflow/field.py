@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from . import sphere
@@ -76,7 +77,7 @@ class AttentionField(AbstractField):
         self.flat = flat
         self.causal = causal
         self.reduction = reduction
-        if causal and self.weights is not None and concrete(self.weights) and not self.weights[0] > 0:
+        if causal and self.weights is not None and concrete(self.weights) and not np.asarray(self.weights)[0] > 0:
             raise ValueError("`weights[0]` must be > 0 where `causal`: the first token sees only itself.")
 
     @property
@@ -196,9 +197,10 @@ def checked_weights(weights) -> Float[Array, " n"]:
     if w.ndim != 1:
         raise ValueError(f"`weights` must have shape (n,), got {w.shape}; vmap the constructor to batch.")
     if concrete(w):
-        if not bool(jnp.all(jnp.isfinite(w) & (w >= 0))):
+        values = np.asarray(w)  # numpy: inside a trace jax would stage the check out
+        if not np.all(np.isfinite(values) & (values >= 0)):
             raise ValueError("`weights` must be finite and >= 0.")
-        total = float(jnp.sum(w))
+        total = float(np.sum(values))
         if abs(total - 1) > 100 * float(jnp.finfo(w.dtype).eps) * max(1, len(w)) ** 0.5:
             raise ValueError(f"`weights` must sum to 1, got {total:.9g}; divide by their sum.")
     return w

@@ -6,6 +6,7 @@ are stored where they do not lose digits: `log_energy` never overflows, `entropy
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from . import sphere
@@ -56,7 +57,7 @@ def energy(field: AbstractField, x: Tokens) -> Scalar:
 
 
 def _fits(value, remedy):
-    if concrete(value) and bool(jnp.any(jnp.isinf(value))):
+    if concrete(value) and np.isinf(np.asarray(value)).any():
         raise ValueError(f"the energy does not fit {value.dtype}; use `{remedy}`.")
     return value
 

@@ -10,12 +10,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from . import sphere
 from .attention import concrete
 from .field import AbstractField, overflow_is_possible
-from .stepping import Retracting, StopAtNonFinite, all_finite
+from .stepping import Retracting, all_finite, stop_at_non_finite
 from .validate import checked_times, checked_tokens, checked_tolerances, warn_unless_resolved
 
 Observable = Callable[[Any, Array], Any]
@@ -85,15 +86,15 @@ class Trajectory(eqx.Module):
 
 def solve(
     field: AbstractField,
-    x0: Float[Array, "n d"],
-    ts: Float[Array, " T"],
+    x0: ArrayLike,
+    ts: ArrayLike,
     *,
     observe: Mapping[str, Observable] | None = None,
     save_tokens: bool = False,
     event: Observable | None = None,
     solver: dfx.AbstractSolver | None = None,
-    rtol: float = 1e-6,
-    atol: float = 1e-9,
+    rtol: ArrayLike = 1e-6,
+    atol: ArrayLike = 1e-9,
     controller: dfx.AbstractStepSizeController | None = None,
     adjoint: dfx.AbstractAdjoint | None = None,
     max_steps: int | None = 4096,
@@ -102,7 +103,7 @@ def solve(
     throw: bool = True,
     progress: bool = False,
 ) -> Trajectory:
-    r"""Integrate $\dot x = \mathrm{field}(x)$ from `x0` at `ts[0]` and observe it at `ts`.
+    r"""Integrate $\dot x = \mathrm{field}(x)$ from `x0` (n, d) at `ts[0]` and observe it at `ts` (T,).
 
     Adaptive (Tsit5 with a PI controller), in the dtype of `x0`. Tokens are retracted to the sphere after every step and
     observables see unit tokens. One compilation serves all numbers: betas, weights, times and tolerances of one shape.
@@ -205,7 +206,7 @@ def _integrate(plan: _Plan, field, x0, ts, rtol, atol) -> Trajectory:
             subs=[dfx.SubSaveAt(ts=ts, fn=observed), dfx.SubSaveAt(t1=True, fn=lambda t, y, args: tokens(y))],
             solver_state=True,
         ),
-        stepsize_controller=StopAtNonFinite(controller),  # ty: ignore[missing-argument, invalid-argument-type]
+        stepsize_controller=stop_at_non_finite(controller),
         adjoint=plan.adjoint,
         max_steps=plan.max_steps,
         event=event,
@@ -305,9 +306,9 @@ def at_rest(speed: float) -> Observable:
 
 def layers(
     field: AbstractField,
-    x0: Float[Array, "n d"],
+    x0: ArrayLike,
     depth: int,
-    step: float,
+    step: ArrayLike,
     *,
     observe: Mapping[str, Observable] | None = None,
     save_tokens: bool = False,

@@ -61,22 +61,10 @@ class Retracting(dfx.AbstractAdaptiveSolver, dfx.AbstractWrappedSolver):
         return self.solver.func(terms, t0, y0, args)
 
 
-class StopAtNonFinite(dfx.AbstractAdaptiveStepSizeController):
-    """Any step controller; a step with a non-finite state or error ends the solve at once instead of being retried for ever."""
+class _Stopping(dfx.AbstractStepSizeController):
+    """Shared by the two wrappers below: diffrax tells adaptive controllers from others by their class."""
 
-    controller: dfx.AbstractStepSizeController
-
-    @property
-    def rtol(self):  # ty: ignore[incompatible-property-override]
-        return getattr(self.controller, "rtol", None)
-
-    @property
-    def atol(self):  # ty: ignore[incompatible-property-override]
-        return getattr(self.controller, "atol", None)
-
-    @property
-    def norm(self):  # ty: ignore[incompatible-property-override]
-        return getattr(self.controller, "norm", None)
+    controller: eqx.AbstractVar[dfx.AbstractStepSizeController]
 
     def wrap(self, direction):
         return eqx.tree_at(lambda c: c.controller, self, self.controller.wrap(direction))
@@ -91,6 +79,33 @@ class StopAtNonFinite(dfx.AbstractAdaptiveStepSizeController):
         finite = all_finite(y1_candidate) & all_finite(y_error) & jnp.isfinite(t1)
         result = dfx.RESULTS.where(finite, result, dfx.RESULTS.internal_error)
         return keep & finite, next_t0, next_t1, jump, state, result
+
+
+class _StoppingConstant(_Stopping):
+    controller: dfx.AbstractStepSizeController
+
+
+class _StoppingAdaptive(_Stopping, dfx.AbstractAdaptiveStepSizeController):
+    controller: dfx.AbstractAdaptiveStepSizeController  # ty: ignore[incompatible-mutable-override]
+
+    @property
+    def rtol(self):  # ty: ignore[incompatible-property-override]
+        return self.controller.rtol
+
+    @property
+    def atol(self):  # ty: ignore[incompatible-property-override]
+        return self.controller.atol
+
+    @property
+    def norm(self):  # ty: ignore[incompatible-property-override]
+        return self.controller.norm
+
+
+def stop_at_non_finite(controller: dfx.AbstractStepSizeController) -> dfx.AbstractStepSizeController:
+    """The controller, but a step with a non-finite state or error ends the solve at once instead of being retried for ever."""
+    if isinstance(controller, dfx.AbstractAdaptiveStepSizeController):
+        return _StoppingAdaptive(controller)  # ty: ignore[missing-argument, invalid-argument-type]
+    return _StoppingConstant(controller)
 
 
 def all_finite(tree: Any):

@@ -27,7 +27,8 @@ def attention_matrix(kind, scores, w, beta=1.0, causal=False):
     s, w = np.asarray(scores, dtype=np.float64), np.asarray(w, dtype=np.float64)
     mask = np.tril(np.ones(s.shape, bool)) if causal else np.ones(s.shape, bool)
     if kind == "softmax":
-        e = np.where(mask, w * np.exp(beta * (s - np.where(mask, s, -np.inf).max(1, keepdims=True))), 0.0)
+        s = np.where(mask, s - np.where(mask, s, -np.inf).max(1, keepdims=True), -np.inf)
+        e = w * np.exp(beta * s if beta else np.where(mask, 0.0, -np.inf))
         return e / e.sum(1, keepdims=True)
     if kind == "exponential":
         return np.where(mask, w * np.exp(beta * s), 0.0)
