@@ -6,6 +6,7 @@ about log beta; departure; and a terminal phase on the leading eigenspace of V.
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from .heads import AbstractHeads
@@ -51,9 +52,10 @@ def phases(
     leaves when `distance` exceeds `leave` after its minimum, and is terminal when `to_terminal` falls below `terminal`.
     """
     ts, tokens = np.asarray(ts), np.asarray(tokens)
-    target = np.asarray(low_temperature.projection(heads, tokens[0]))
+    w = None if weights is None else jnp.asarray(weights)
+    target = np.asarray(low_temperature.projection(heads, jnp.asarray(tokens[0])))
     distance = np.array([float(w2(x, target, x_weights=weights, y_weights=weights)) for x in tokens])
-    to_space = np.array([float(low_temperature.zero_temperature_w2(heads, x, weights)) for x in tokens])
+    to_space = np.array([float(low_temperature.zero_temperature_w2(heads, x, w)) for x in jnp.asarray(tokens)])
     to_terminal = _distance_to(_leading_space(np.asarray(heads.dense(tokens.shape[-1]).value)[0]), tokens, weights)
     k = int(distance.argmin())
     return Phases(

@@ -188,7 +188,7 @@ def test_clusters_are_the_components_of_a_chain():
 def test_resolution_compares_gaps_with_the_kernel():
     x, w = sphere.circle_quadrature(np.ones_like, 100)
     field = af.AttentionField(af.ScalarHeads([2.0]), af.Softmax(8.0), w)
-    assert close(ob.resolution(field, x), (2 * np.pi / 100) / (0.3 / np.sqrt(16)), eps=1e-6)
+    assert close(ob.resolution(field, x), (2 * np.pi / 100) / (0.3 / np.sqrt(16)), eps=1e-4)
 
 
 @pytest.mark.parametrize("name", [n for n in ob.OBSERVABLES if n != "resolution"])
