@@ -7,7 +7,6 @@ The domain is $-1/(n-1) \le \gamma \le 1$, n >= 2. Solved for $w = -\log(1-\gamm
 is lost near it.
 """
 
-import diffrax as dfx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +15,11 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ..attention import AbstractAttention, Exponential, Linear, ReLU, Softmax
-from .numbers import Real, checked, real
+from .numbers import Real, checked, integrate, real
+
+BEYOND = (
+    "the wait for the cosine to rise exceeds 1e15 crossing times, so that t does not resolve it; `time` gives the wait."
+)
 
 
 def push(attention: AbstractAttention, strengths: Real, n: ArrayLike, cosine: ArrayLike) -> Array:
@@ -45,7 +48,8 @@ def cosine(attention: AbstractAttention, strengths: Real, n: ArrayLike, cosine0:
     Frozen at $\gamma(0) = 1$ and $-1/(n-1)$, and for ReLU with positive strengths at every $\gamma(0) \le 0$.
     Relative error below 1e-10 in double precision, also of $1-\gamma$ (`cosine_deficit`).
 
-    **Errors:** ValueError outside the domain, or for `Exponential` where $e^{\beta\lambda}$ does not fit the dtype.
+    **Errors:** ValueError outside the domain, or for `Exponential` where $e^{\beta\lambda}$ does not fit the dtype; a run-time
+    error where a wait is some $10^{15}$ crossing times ($\beta\lambda$ above about 35), which `time` still gives.
     """
     return -jnp.expm1(-_log_deficit(attention, strengths, n, cosine0, t))
 
@@ -83,14 +87,9 @@ def time(attention: AbstractAttention, strengths: Real, n: ArrayLike, cosine0: A
     pushes = jax.vmap(lambda gamma: push(attention, lam, n, gamma))(start + (end - start) * sweep)
     towards = finite & jnp.all(pushes * jnp.where(end >= start, 1, -1) > 0)
 
-    def slowness(s, _, args):
-        lam, n, attention, w0, w1 = args
-        w = w0 + (w1 - w0) * s
-        gamma = -jnp.expm1(-w)
-        return (w1 - w0) / (_push(attention, lam, n, gamma, jnp.exp(-w)) * (1 + (n - 1) * gamma))
-
     w1 = jnp.where(towards, w1, w0)
-    elapsed = _integrate(slowness, jnp.zeros(()), jnp.ones((1,)), (lam, n, attention, w0, w1))[0]
+    args, one = (lam, n, attention, w0, w1), jnp.ones((1,), lam.dtype)
+    elapsed = integrate(_slowness, jnp.zeros((), lam.dtype), one, args, "the time diverges.")[0]
     return jnp.where(towards | still, elapsed, jnp.inf)
 
 
@@ -186,32 +185,22 @@ def _log_deficit(attention, strengths, n, cosine0, t):
     consensus = gamma0 == 1
     w0 = -jnp.log1p(-jnp.where(consensus, 0, gamma0))
 
-    def speed(_, w, args):
-        lam, n, attention = args
-        gamma = -jnp.expm1(-w)
-        return _push(attention, lam, n, gamma, jnp.exp(-w)) * (1 + (n - 1) * gamma)
-
     order = jnp.argsort(jnp.atleast_1d(t))
-    w = _integrate(speed, w0, jnp.atleast_1d(t)[order], (lam, n, attention))
+    w = integrate(_speed, w0, jnp.atleast_1d(t)[order], (lam, n, attention), BEYOND)
     w = jnp.zeros_like(w).at[order].set(w).reshape(t.shape)
     return jnp.where(consensus, jnp.inf, w)
 
 
-def _integrate(vector_field, y0, ts, args):
-    """y at the increasing times ts, from y0 at time 0, to rounding."""
-    tight = 1e-13 if y0.dtype == jnp.float64 else 1e-6
-    return dfx.diffeqsolve(
-        dfx.ODETerm(vector_field),
-        dfx.Dopri8(),
-        jnp.zeros_like(ts[-1]),
-        ts[-1],
-        None,
-        y0,
-        args,
-        saveat=dfx.SaveAt(ts=ts),
-        stepsize_controller=dfx.PIDController(rtol=tight, atol=tight * 1e-3),
-        max_steps=16384,
-    ).ys
+def _speed(_, w, args):
+    lam, n, attention = args
+    gamma = -jnp.expm1(-w)
+    return _push(attention, lam, n, gamma, jnp.exp(-w)) * (1 + (n - 1) * gamma)
+
+
+def _slowness(s, _, args):
+    """dt/ds with w running from w0 to w1 as s does from 0 to 1."""
+    lam, n, attention, w0, w1 = args
+    return (w1 - w0) / _speed(s, w0 + (w1 - w0) * s, (lam, n, attention))
 
 
 def _score_gap(attention, strengths, n, gap):

@@ -68,16 +68,20 @@ def noise_threshold(beta: ArrayLike, d: int) -> Array:
 
 def noise_transition(d: int) -> Array:
     r"""$\beta_*^{(d)}$, the root of $I_{d/2+1}(\beta)/I_{d/2}(\beta) = 1/d$, where the transition changes order (arXiv 2606.05140)."""
-    return root(lambda beta: laplace_mean(d + 2, beta) - 1 / d, real(0.0), real(4.0 + 4 / (d - 1)))
+    return root(_order_change, real(0.0), real(4.0 + 4 / (d - 1)), d)
+
+
+def _order_change(beta, d):
+    return laplace_mean(d + 2, beta) - 1 / d
 
 
 def _slow_solution(d, kappa):
     """The ratio at the index where `_downwards` starts and 1 minus it, from A' = 1 - A^2 - (2 nu - 1) A / kappa to first order in A'."""
-    size = jnp.maximum(jnp.abs(kappa), jnp.finfo(kappa.dtype).tiny)
+    size = jnp.maximum(jnp.abs(kappa), 1e-15)
     drag = (d + 2 * STEPS + 1) / size
     root = jnp.hypot(drag, 2)
     flat = 2 / (drag + root)
-    correction = drag / size * flat / root**2
+    correction = (drag / root) * (flat / root) / size
     return flat - correction, (drag + drag**2 / (root + 2)) / (drag + root) + correction
 
 

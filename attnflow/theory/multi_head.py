@@ -61,16 +61,9 @@ def heterogeneous_critical_beta(strengths: Real, n: ArrayLike) -> Float[Array, "
     H = lam.shape[0]
     if H == 1:
         return jnp.full((1,), jnp.inf)
-    other = ~jnp.eye(H, dtype=bool)
-
-    def excess(beta):
-        drive = jnp.log(lam)[None] + beta[:, None] * lam[None]
-        shadow = jax.nn.logsumexp(jnp.where(other, drive, -jnp.inf), axis=1)
-        return jnp.logaddexp(2 * beta * lam, log_n) / 2 + shadow - jnp.log(lam) - log_n
-
-    # excess has slope at least the smallest strength of the others, at most the sum of the two largest
-    reach = (jnp.abs(excess(jnp.zeros_like(lam))) + 1) / jnp.min(lam)
-    return root(excess, -reach, reach)
+    # the excess has slope at least the smallest strength, at most the sum of the two largest
+    reach = (jnp.abs(_condition_8_excess(jnp.zeros_like(lam), lam, log_n)) + 1) / jnp.min(lam)
+    return root(_condition_8_excess, -reach, reach, lam, log_n)
 
 
 def log_clustering_rate(strength: Real, beta: ArrayLike, n: ArrayLike) -> Array:
@@ -94,7 +87,7 @@ def fastest_strength(beta: ArrayLike, n: ArrayLike) -> Array:
     $u = \lambda\beta$ solves $(u-1)e^u = n-1$. $1/\beta$ at n = 1.
     """
     beta, log_n, few = _scale(beta, n)
-    y = root(lambda y: jnp.exp(y) + y + 1 - log_n, jnp.minimum(log_n, 1) - 2, jnp.maximum(log_n - 1, 0))
+    y = root(_slope_sign, jnp.minimum(log_n, 1) - 2, jnp.maximum(log_n - 1, 0), log_n)
     return (1 + jnp.where(few, 0, jnp.exp(y))) / beta
 
 
@@ -104,9 +97,8 @@ def inflection_strength(beta: ArrayLike, n: ArrayLike) -> Array:
     A generalised Lambert function. Always above `fastest_strength`: the convex zone lies where $\varphi$ already falls. $2/\beta$ at n = 1.
     """
     beta, log_n, few = _scale(beta, n)
-    # u = 2 + e^y
     lower, upper = jnp.log(0.1) + jnp.minimum(log_n, 0), jnp.log(1 + jnp.maximum(log_n, 0))
-    y = root(lambda y: 2 + jnp.exp(y) + y - jnp.log(4 + jnp.exp(y)) - log_n, lower, upper)
+    y = root(_bend_sign, lower, upper, log_n)
     return (2 + jnp.where(few, 0, jnp.exp(y))) / beta
 
 
@@ -129,15 +121,9 @@ def superadditivity_limit(mean: ArrayLike, beta: ArrayLike, n: ArrayLike) -> Arr
     mean, beta = positive("mean", mean), positive("beta", beta)
     n = checked("n", n, lambda a: a >= 2, ">= 2")
 
-    def loss(delta):  # log-rates, so that strong heads do not underflow
-        slow, fast = mean - delta, mean + delta
-        log_slow = jnp.log(2 * slow) - _log_partition(slow, beta, n)
-        log_fast = jnp.log(2 * fast) - _log_partition(fast, beta, n)
-        return jnp.log(4 * mean) - _log_partition(mean, beta, n) - jnp.logaddexp(log_slow, log_fast)
-
     convex = mean > inflection_strength(beta, n)
     lower = jnp.where(convex, 0, mean / 2)
-    return jnp.where(convex, root(loss, lower, jnp.broadcast_to(mean, lower.shape)), 0)
+    return jnp.where(convex, root(_loss_of_spread, lower, mean, mean, beta, n), 0)
 
 
 def split_bound(total: ArrayLike, beta: ArrayLike, n: ArrayLike, *, heads: int) -> Array:
@@ -161,17 +147,29 @@ def best_split(
     if heads == 1:
         return S[None], clustering_rate(S, beta, n)
     rest = heads - 1
-    slope = jax.vmap(jax.grad(lambda lam: clustering_rate(lam, beta, n)))
     top = jnp.minimum(inflection_strength(beta, n), S / heads)
     grid = jax.lax.stop_gradient(top * jnp.linspace(0.0, 1.0, 513))
     value = rest * clustering_rate(grid, beta, n) + clustering_rate(S - rest * grid, beta, n)
     best = jnp.argmax(value)
     low, high = grid[jnp.maximum(best - 1, 0)], grid[jnp.minimum(best + 1, 512)]
-    a = root(lambda a: slope(S - rest * a) - slope(a), low[None], high[None])
+    a = root(_split_slope, low, high, S, real(rest), beta, n)
     equal = (best == 512) & (S / heads <= top)
     a = jnp.where(equal, S / heads, a)
-    strengths = jnp.concatenate([jnp.broadcast_to(a, (rest,)), S - rest * a])
+    strengths = jnp.append(jnp.broadcast_to(a, (rest,)), S - rest * a)
     return strengths, jnp.sum(clustering_rate(strengths, beta, n))
+
+
+def consensus_energy_rates(strengths: Real, shares: Real, beta: ArrayLike) -> Float[Array, " H"]:
+    r"""$dE_h/dt$ at consensus x of orthogonal heads $\alpha_h P_h$ that fill the space, $r_h = |P_h x|^2$ the shares (derived).
+
+    $a_h^2/r_h - a_h\sum_{h'} a_{h'}$ with $a_h = \alpha_h e^{\beta\alpha_h r_h} r_h$, exponential attention. Two equal heads:
+    $\alpha^2 r_1 r_2 e_1(e_1 - e_2)$, so the weaker head loses at every $\beta > 0$: radial dominance is not kept by the flow.
+
+    **Errors:** ValueError unless the shares are >= 0 with sum 1.
+    """
+    r = checked("shares", shares, lambda r: (r >= 0) & (abs(r.sum() - 1) < 1e-6), ">= 0 with sum 1")
+    gain = real(strengths) * jnp.exp(real(beta) * real(strengths) * r)
+    return gain * r * (gain - jnp.sum(gain * r))
 
 
 def _others(heads):
@@ -187,6 +185,43 @@ def _log_partition(lam, beta, n):
     """log(e^(lambda beta) + n - 1)."""
     few = n == 1
     return jnp.where(few, lam * beta, jnp.logaddexp(lam * beta, jnp.log(jnp.where(few, 1, n - 1))))
+
+
+def _condition_8_excess(beta, lam, log_n):
+    """Log of the right side over the left side of the equation of `heterogeneous_critical_beta`, one beta per head."""
+    drive = jnp.log(lam)[None] + beta[:, None] * lam[None]
+    shadow = jax.nn.logsumexp(jnp.where(jnp.eye(len(lam), dtype=bool), -jnp.inf, drive), axis=1)
+    return jnp.logaddexp(2 * beta * lam, log_n) / 2 + shadow - jnp.log(lam) - log_n
+
+
+def _slope_sign(y, log_n):
+    """log of (u-1) e^u / (n-1), u = 1 + e^y: positive where the rate falls."""
+    return jnp.exp(y) + y + 1 - log_n
+
+
+def _bend_sign(y, log_n):
+    """log of e^u (u-2)/(u+2) / (n-1), u = 2 + e^y: positive where the rate is convex."""
+    return 2 + jnp.exp(y) + y - jnp.log(4 + jnp.exp(y)) - log_n
+
+
+def _loss_of_spread(delta, mean, beta, n):
+    """Log of the rate of two equal heads over that of heads mean -/+ delta, so that strong heads do not underflow."""
+    slow, fast = (jnp.log(2 * lam) - _log_partition(lam, beta, n) for lam in (mean - delta, mean + delta))
+    return jnp.log(4 * mean) - _log_partition(mean, beta, n) - jnp.logaddexp(slow, fast)
+
+
+def _split_slope(a, S, rest, beta, n):
+    """Minus the derivative in a of the rate of `rest` heads a and one with what is left of S, over `rest`."""
+
+    def slope(lam):
+        return 2 * jnp.exp(-_log_partition(lam, beta, n)) * (1 - lam * beta * _sigmoid(lam, beta, n))
+
+    return slope(S - rest * a) - slope(a)
+
+
+def _sigmoid(lam, beta, n):
+    """e^(lambda beta) / (e^(lambda beta) + n - 1)."""
+    return jnp.exp(lam * beta - _log_partition(lam, beta, n))
 
 
 def _scale(beta, n):

@@ -1,0 +1,37 @@
+"""One function per statement of the two papers: both sides on your heads and tokens, and under which hypothesis."""
+
+from .claim import Claim as Claim
+from .hypotheses import aligned_heads as aligned_heads
+from .hypotheses import equiangular_tokens as equiangular_tokens
+from .hypotheses import orthogonal_heads as orthogonal_heads
+from .hypotheses import orthonormal_tokens as orthonormal_tokens
+from .hypotheses import positive_strengths as positive_strengths
+from .hypotheses import scalar_heads as scalar_heads
+from .hypotheses import symmetric_scores as symmetric_scores
+from .paper_a import assumption_1 as assumption_1
+from .paper_a import assumption_2 as assumption_2
+from .paper_a import assumption_3 as assumption_3
+from .paper_a import corollary_2 as corollary_2
+from .paper_a import hypothesis_1 as hypothesis_1
+from .paper_a import laplace_mean_of_uniform as laplace_mean_of_uniform
+from .paper_a import laplace_principle as laplace_principle
+from .paper_a import projection_distance as projection_distance
+from .paper_a import theorem_1 as theorem_1
+from .paper_a import three_phases as three_phases
+from .paper_b import condition_8 as condition_8
+from .paper_b import entropy_identity as entropy_identity
+from .paper_b import equiangular_law as equiangular_law
+from .paper_b import per_head_energy as per_head_energy
+from .paper_b import radial_dominance as radial_dominance
+from .paper_b import sharp_condition as sharp_condition
+from .paper_b import theorem_11 as theorem_11
+from .paper_b import theorem_12 as theorem_12
+from .paper_b import theorem_19 as theorem_19
+from .paper_b import theorem_22_clustering_rate as theorem_22_clustering_rate
+from .paper_b import theorem_22_late_rate as theorem_22_late_rate
+from .paper_b import theorem_22_superadditivity as theorem_22_superadditivity
+from .paper_b import theorem_25 as theorem_25
+from .paper_b import theorem_27 as theorem_27
+from .paper_b import theorem_39 as theorem_39
+from .paper_b import theorems_16_17 as theorems_16_17
+from .paper_b import total_energy as total_energy
