@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 import tyro
@@ -20,8 +20,8 @@ app = tyro.extras.SubcommandApp()
 def run(config: Config, /, assign: Assignments = (), out: Path | None = None) -> None:
     """Solve the flows of a TOML file, print a table and write a run folder.
 
-    Examples: attnflow run configs/low_temperature.toml
-              attnflow run configs/low_temperature.toml --set attention.beta=[8] --out runs/mine
+    Examples: attnflow run configs/low_temperature.toml;
+    attnflow run configs/low_temperature.toml --set attention.beta=[8] --out runs/mine
     """
     from .run import run as solve_all
     from .run import table
@@ -29,23 +29,158 @@ def run(config: Config, /, assign: Assignments = (), out: Path | None = None) ->
     experiment = read(config, assign)
     _precision(experiment.dtype)
     folder = Path("runs") / safe_name(config.stem) if out is None else out
-    console = Console()
+    console = _console()
     rows = solve_all(experiment, folder, say=console.print)
     console.print(table(experiment.title, rows))
     console.print(f"written to {folder}/")
 
 
+@app.command
+def verify(
+    paper: Literal["A", "B"] | None = None,
+    config: Path | None = None,
+    assign: Assignments = (),
+    json: Path | None = None,
+) -> None:
+    """Check every statement of the papers, where it should hold and where it is known to fail.
+
+    With --config, on that file's heads and tokens (its first beta): which hypotheses they meet, and by how much they miss.
+    Exit code 3 if a row is unexpected. Examples: attnflow verify; attnflow verify --paper B --json rows.json;
+    attnflow verify --config configs/low_temperature.toml
+    """
+    from . import verify as checks
+
+    field, x0 = None, None
+    if config is not None:
+        experiment = read(config, assign)
+        _precision(experiment.dtype)
+        x0, pairs = experiment.fields()
+        field = pairs[0][1]
+    else:
+        _precision("float64")
+    rows = checks.verify(paper, field, x0)
+    _console().print(checks.table(rows))
+    if json is not None:
+        json.write_text(checks.to_json(rows) + "\n", encoding="utf-8")
+    odd = checks.unexpected(rows)
+    print(f"{len(rows)} rows, {len(odd)} unexpected")
+    if odd:
+        raise SystemExit(3)
+
+
+@app.command
+def figure(name: Annotated[str, tyro.conf.Positional], /, out: Path = Path("runs/figures")) -> None:
+    """Make a figure of the papers, or `all`, and print its acceptance lines. Exit code 3 if one is missed.
+
+    Examples: attnflow figure kinetic; attnflow figure all --out gallery
+    """
+    from .figures import FIGURES, configuration
+    from .run import run as solve_all
+    from .run import table
+
+    console = _console()
+    missed = 0
+    for each in FIGURES if name == "all" else [name]:
+        experiment = read(configuration(each))
+        _precision(experiment.dtype)
+        rows = solve_all(experiment, out / each, say=lambda _: None)
+        console.print(table(experiment.title, rows))
+        for line in FIGURES[each](rows):
+            missed += not line.good
+            console.print(
+                f"{'ok    ' if line.good else 'MISSED'} {line.what}: {line.found:.6g} (expected {line.expected:g})"
+            )
+        console.print(f"written to {out / each}/")
+    if missed:
+        raise SystemExit(3)
+
+
+@app.command
+def inspect(
+    folder: Annotated[Path, tyro.conf.Positional], /, text: Path | None = None, json: Path | None = None
+) -> None:
+    """Diagnose the heads of a trained transformer in a local folder or file: defects, angles, verdict per theorem.
+
+    Examples: attnflow inspect models/minilm; attnflow inspect models/minilm --text page.txt --json heads.json
+    """
+    from .pretrained import inspect as diagnose
+
+    _precision("float64")
+    report = diagnose(folder, None if text is None else text.read_text(encoding="utf-8"))
+    report.print()
+    if json is not None:
+        report.to_json(json)
+
+
+@app.command
+def doctor() -> None:
+    """Print versions and device, and check this machine's compiler on sums that a faulty release gets wrong."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    from .facts import facts
+
+    _precision("float64")
+    for name, value in facts().items():
+        print(f"{name:<10} {value}")
+    m = np.random.default_rng(0).normal(size=(3, 3))
+    x = np.random.default_rng(1).normal(size=(20_000, 3))
+    got = jax.jit(jax.vmap(lambda v: jnp.sum((m @ v) ** 2)))(x)
+    wrong = int(np.sum(np.abs(np.asarray(got) - np.sum((x @ m.T) ** 2, axis=1)) > 1e-9))
+    print(f"compiler   {'right' if wrong == 0 else f'WRONG in {wrong} of 20000 sums: use another jaxlib'}")
+    if wrong:
+        raise SystemExit(1)
+
+
+TEMPLATE = """\
+# attnflow run this.toml
+title = "my flow"
+seed = 0
+observe = ["order_parameter", "entropy", "energy"]   # see docs; any of attnflow.observe
+
+[tokens]
+kind = "uniform"          # or equiangular, von_mises_fisher, angles, circle_quadrature, sphere_quadrature, file
+n = 64
+d = 3
+
+[heads]
+kind = "scalar"           # or dense (score, value), aligned (matrix), random (family), file (path)
+strengths = [1.0, 0.5]
+
+[attention]
+kind = "softmax"          # or exponential, relu, linear, hardmax, zero_temperature
+beta = [1.0, 4.0]         # one flow per value
+
+[solve]
+t1 = 10.0
+times = 101
+rtol = 1e-6
+"""
+
+
+@app.command
+def init(path: Annotated[Path, tyro.conf.Positional] = Path("experiment.toml"), /) -> None:
+    """Write a commented configuration to start from. Example: attnflow init mine.toml"""
+    try:
+        with path.open("x", encoding="utf-8") as stream:
+            stream.write(TEMPLATE)
+    except FileExistsError:
+        raise ConfigError(f"{path}: exists already; name another file.") from None
+    print(f"written {path}; next: attnflow run {path}")
+
+
+def _console() -> Console:
+    """The terminal's width, or a wide page where there is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else 160)
+
+
 def _precision(dtype: str) -> None:
-    """The command line may set what a library must not: double precision, and a cache for compiled programs."""
+    """The command line may set what a library must not: the precision."""
     jax.config.update("jax_enable_x64", dtype == "float64")
-    cache = Path.home() / ".cache" / "attnflow" / "programs"
-    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    jax.config.update("jax_compilation_cache_dir", str(cache))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 1 the run failed, 2 bad arguments or configuration, 130 interrupted."""
+    """Entry point. Exit codes: 0 done, 1 the run failed, 2 bad arguments or configuration, 3 unexpected result, 130 interrupted."""
     try:
         app.cli(prog="attnflow", description=__doc__)
     except ConfigError as error:

@@ -79,6 +79,21 @@ class PhasesSpec:
 
 
 @dataclass(frozen=True)
+class MergeSpec:
+    """Follow the flow until its tokens have merged, in log time (see `metastable.merge_flow`).
+
+    `cosine` is a level of the minimum cosine whose last crossing is reported as well.
+    """
+
+    t1: float | None = None
+    tolerance: float | None = None
+    threshold: float | None = None
+    rtol: float | None = None
+    max_steps: int = 20_000
+    cosine: float | None = None
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One flow per beta: tokens, heads, attention, times and what to observe."""
 
@@ -93,6 +108,7 @@ class Experiment:
     solve: SolveSpec = field(default_factory=SolveSpec)
     observe: tuple[str, ...] = ("order_parameter",)
     phases: PhasesSpec | None = None
+    merge: MergeSpec | None = None
 
     def __post_init__(self):
         for name in self.observe:

@@ -1,6 +1,7 @@
 """The main job: an experiment's flows, a table, and a run folder that says what made it."""
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ from rich.table import Table
 from . import plots
 from .config import Experiment, write
 from .facts import facts
-from .observe import OBSERVABLES
+from .metastable import merge_flow
+from .observe import OBSERVABLES, minimum_cosine
 from .phases import phases
 from .solve import Trajectory, solve
 
@@ -21,12 +23,19 @@ def run(experiment: Experiment, out: Path, *, say: Callable[[object], None] = pr
     """Solve the experiment for every beta, write the run folder `out`, and return one row of results per beta.
 
     The folder holds `config.toml` (resolved), `facts.json` (versions, device, seed), `flow_K.npz` (times, tokens,
-    weights, observables of the K-th beta), `results.json` and, where there is something to draw, `figure.svg` and `.png`.
+    weights, observables of the K-th beta) or with a `[merge]` table `tree_K.npz` (plateaus, merges), `results.json` and,
+    where there is something to draw, `figure.svg` and `.png`.
     """
     x0, fields = experiment.fields()
     out.mkdir(parents=True, exist_ok=True)
     write(experiment, out / "config.toml")
     _dump(out / "facts.json", facts() | {"seed": experiment.seed, "dtype": experiment.dtype})
+    rows = _merged(experiment, x0, fields, out, say) if experiment.merge else _solved(experiment, x0, fields, out, say)
+    _dump(out / "results.json", rows)
+    return rows
+
+
+def _solved(experiment, x0, fields, out, say):
     rows, flows = [], []
     for k, (beta, field) in enumerate(fields):
         traj = solve(
@@ -58,9 +67,43 @@ def run(experiment: Experiment, out: Path, *, say: Callable[[object], None] = pr
         rows.append(row)
         flows.append((traj, found))
         _save_flow(out / f"flow_{k}.npz", traj, weights, found)
-    _dump(out / "results.json", rows)
     if experiment.phases is not None or experiment.observe:
         _draw(experiment, rows, flows, out)
+    return rows
+
+
+def _merged(experiment, x0, fields, out, say):
+    """Merge trees in place of solved flows: last merge, plateaus and how the run ended, for every beta."""
+    spec, rows, trees = experiment.merge, [], []
+    for k, (beta, field) in enumerate(fields):
+        tree = merge_flow(
+            field,
+            x0,
+            t1=math.inf if spec.t1 is None else spec.t1,
+            tolerance=spec.tolerance,
+            threshold=spec.threshold,
+            rtol=spec.rtol,
+            max_steps=spec.max_steps,
+        )
+        say(f"beta = {beta:g}\n{tree}")
+        last = tree.merges[-1] if tree.merges else None
+        row = {"beta": beta, "merges": len(tree.merges), "status": tree.status}
+        row |= {"last ln t": last.log_t if last else math.nan, "error": last.error if last else math.nan}
+        row["last step ln t"] = max((p.end for p in tree.plateaus if math.isfinite(p.end)), default=math.nan)
+        if spec.cosine is not None:
+            row[f"t(cosine {spec.cosine:g})"] = math.exp(tree.crossing(minimum_cosine, spec.cosine))
+        rows.append(row)
+        trees.append(tree)
+        lasting = np.array([tuple(p) for p in tree.plateaus], dtype=float).reshape(-1, 4)
+        merges = np.array([(m.log_t, m.weight, m.error) for m in tree.merges], dtype=float).reshape(-1, 3)
+        _save_arrays(out / f"tree_{k}.npz", {"plateaus": lasting, "merges": merges, "final": tree.final})
+    fig, axes = plots.figure(1, 2, width=8.0)
+    betas = [row["beta"] for row in rows]
+    shifts = betas if experiment.attention.kind == "exponential" else None
+    plots.staircase(axes[0, 0], [t.plateaus for t in trees], betas, shifts=shifts)
+    plots.merge_tree(axes[0, 1], *trees[-1].dendrogram())
+    axes[0, 1].set_title(rf"$\beta = {rows[-1]['beta']:g}$", fontsize=9)
+    _save_figure(experiment, fig, out)
     return rows
 
 
@@ -84,6 +127,10 @@ def _save_flow(path: Path, traj: Trajectory, weights, found) -> None:
         arrays["weights"] = weights
     if found is not None:
         arrays |= {"w2_to_projection": found.distance, "w2_to_space": found.to_space, "w2_terminal": found.to_terminal}
+    _save_arrays(path, arrays)
+
+
+def _save_arrays(path: Path, arrays: dict) -> None:
     partial = path.with_suffix(".partial")
     with partial.open("wb") as stream:
         np.savez_compressed(stream, **{k: np.asarray(v) for k, v in arrays.items()})  # ty: ignore[invalid-argument-type]
@@ -104,6 +151,10 @@ def _draw(experiment, rows, flows, out):
                 leaf = jax.tree.leaves(traj.values[name])[-1]
                 plots.timeseries(ax, ts, leaf, label=f"beta = {row['beta']:g}", name=name)
         axes[0, 0].legend()
+    _save_figure(experiment, fig, out)
+
+
+def _save_figure(experiment, fig, out):
     fig.suptitle(experiment.title)
     for ending in ("svg", "png"):
         plots.save(fig, out / f"figure.{ending}")
