@@ -23,8 +23,9 @@ FLOORS = [
     ["report"],
     ["specs"],
     ["config"],
-    ["run"],
+    ["run", "figures"],
     ["cli"],
+    ["__main__"],
 ]
 FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}
 
