@@ -166,3 +166,24 @@ def test_old_names_of_layer_norms_are_known(tmp_path):
     }
     stack = pretrained.from_huggingface(write_folder(tmp_path, config, old))
     assert np.abs(stack.layers(stack.embed(IDS)).output - reference(config, tensors, IDS)[1]).max() < 1e-10
+
+
+def test_texts_are_read_by_the_tokenizer_of_the_folder(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    config = CONFIGS["bert"]
+    folder = write_folder(tmp_path, config, random_tensors(config))
+    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
+        pretrained.from_huggingface(folder).tokenize("a dog")
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "dog": 2, "sat": 3}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_padding(length=12)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    stack = pretrained.from_huggingface(folder)
+    assert stack.tokenize("a dog barked").tolist() == [1, 2, 0]  # no padding
+    assert stack.tokenize("a dog " * 9).tolist() == [1, 2] * 4 + [1]  # as long as the positions
+    found = pretrained.inspect(folder, "a dog sat")
+    assert np.array_equal(found.heat("entropy"), pretrained.diagnose(stack, stack.embed([1, 2, 3])).heat("entropy"))
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match="not a tokenizer"):
+        pretrained.from_huggingface(folder).tokenize("a dog")

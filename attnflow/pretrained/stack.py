@@ -106,7 +106,10 @@ class WeightStack:
             from tokenizers import Tokenizer
         except ImportError:
             raise ValueError("Texts need the package `tokenizers`: pip install 'attnflow[text]'.") from None
-        tokenizer = Tokenizer.from_str(regular_file(self._tokenizer, 64 * MEBIBYTE).read_text(encoding="utf-8"))
+        try:
+            tokenizer = Tokenizer.from_str(regular_file(self._tokenizer, 64 * MEBIBYTE).read_text(encoding="utf-8"))
+        except Exception as problem:  # the parser raises plain exceptions
+            raise ValueError(f"{self._tokenizer} is not a tokenizer: {problem}.") from None
         tokenizer.no_padding()
         if self.architecture.positions is None:
             tokenizer.no_truncation()
