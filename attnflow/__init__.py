@@ -14,11 +14,11 @@ from .heads import AlignedHeads as AlignedHeads
 from .heads import FactoredHeads as FactoredHeads
 from .heads import Heads as Heads
 from .heads import ScalarHeads as ScalarHeads
-from .solve import Status as Status
-from .solve import Trajectory as Trajectory
 from .solve import at_consensus as at_consensus
 from .solve import at_rest as at_rest
 from .solve import layers as layers
 from .solve import solve as solve
+from .trajectory import Status as Status
+from .trajectory import Trajectory as Trajectory
 
 __version__ = "0.1.0"

@@ -2,7 +2,6 @@ r"""Integrate a field: `solve` follows the flow, `layers` the residual network; 
 
 import time
 from collections.abc import Callable, Mapping
-from enum import IntEnum
 from typing import Any
 
 import diffrax as dfx
@@ -11,77 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from . import sphere
 from .attention import concrete
 from .field import AbstractField, overflow_is_possible
 from .stepping import Retracting, all_finite, stop_at_non_finite
+from .trajectory import REMEDY, Status, Trajectory
 from .validate import checked_times, checked_tokens, checked_tolerances, warn_unless_resolved
 
 Observable = Callable[[Any, Array], Any]
-
-
-class Status(IntEnum):
-    """How a solve ended; `stats["status"]` of every lane."""
-
-    OK = 0
-    EVENT = 1
-    MAX_STEPS = 2
-    NONFINITE = 3
-    OVERFLOW = 4
-    STEP_TOO_SMALL = 5
-
-
-REMEDY = {
-    Status.MAX_STEPS: "raise `max_steps`, loosen `rtol`, shorten `ts`, or pass throw=False to keep the frames reached",
-    Status.NONFINITE: "look for non-finite heads or weights; a custom field must be finite on the sphere",
-    Status.OVERFLOW: 'exp(beta max s) does not fit the dtype: integrate with clock="scaled", or lower beta',
-    Status.STEP_TOO_SMALL: "the step fell below the controller's smallest: loosen `rtol` or raise `dtmin`",
-}
-
-
-class Trajectory(eqx.Module):
-    """A solved flow: times `ts` (T,), observables `values` (T, ...) by name, last tokens `final` (n, d), and `stats`.
-
-    Frames that were not reached are NaN, never the last state. `stats`: `status` (see `Status`), `time_reached`, `steps`,
-    `accepted`, `rejected`, `norm_defect` (largest $||x| - 1|$ before retraction), `log_time` (T,) with the scaled clock,
-    and `seconds` where it is known.
-    """
-
-    ts: Float[Array, "*batch T"]
-    values: dict[str, Any]
-    final: Float[Array, "*batch n d"]
-    stats: dict[str, Any]
-
-    @property
-    def ok(self):
-        """Whether every time was reached or an event ended the run, per lane."""
-        return self.stats["status"] <= Status.EVENT
-
-    def __repr__(self):
-        if not concrete(self.ts):
-            return f"Trajectory(traced, values {sorted(self.values)})"
-        status = np.atleast_1d(np.asarray(self.stats["status"]))
-        lanes = "" if status.size == 1 else f" x {status.size} lanes"
-        shape = "x".join(map(str, self.final.shape))
-        lines = [f"Trajectory: {self.ts.shape[-1]} times{lanes}, tokens {shape} {self.final.dtype}"]
-        for name, value in self.values.items():
-            for leaf in jax.tree.leaves(value):
-                span = "" if leaf.size == 0 else f"  from {np.nanmin(leaf):.6g} to {np.nanmax(leaf):.6g}"
-                lines.append(f"  {name:<20} {leaf.shape!s:<16}{span}")
-        total = {k: int(np.sum(self.stats[k])) for k in ("accepted", "rejected") if k in self.stats}
-        lines.append("  steps: " + ", ".join(f"{v} {k}" for k, v in total.items()))
-        lines.append(f"  largest norm defect before retraction: {float(np.max(self.stats['norm_defect'])):.2e}")
-        if "seconds" in self.stats:
-            lines.append(f"  wall time: {float(self.stats['seconds']):.3f} s")
-        for code in np.unique(status):
-            if code != Status.OK:
-                where = np.flatnonzero(status == code)
-                lanes = "" if status.size == 1 else f" in lanes {where[:8].tolist()}{'...' if len(where) > 8 else ''}"
-                reached = np.atleast_1d(np.asarray(self.stats["time_reached"]))[where].min()
-                lines.append(f"  {Status(code).name}{lanes} at t = {reached:.6g}")
-        return "\n".join(lines)
 
 
 def solve(

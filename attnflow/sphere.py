@@ -72,7 +72,7 @@ def von_mises_fisher(key: PRNGKeyArray, n: int, mean: Float[Array, " d"], *, kap
 
     start = (cosine_key, jnp.zeros(n, bool), jnp.zeros(n, axis.dtype))
     w = jax.lax.while_loop(lambda s: ~jnp.all(s[1]), draw, start)[2]
-    tangent = retract(project(axis[None], jr.normal(tangent_key, (n, d), axis.dtype)))
+    tangent = retract(project(jnp.broadcast_to(axis, (n, d)), jr.normal(tangent_key, (n, d), axis.dtype)))
     return w[:, None] * axis[None] + jnp.sqrt(jnp.maximum(1 - w**2, 0))[:, None] * tangent
 
 

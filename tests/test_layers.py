@@ -12,7 +12,7 @@ FLOORS = [
     ["harmonics", "sharded", "transport", "heads", "schema"],
     ["attention"],
     ["field", "theory", "constrained"],
-    ["observe", "stepping", "files"],
+    ["observe", "stepping", "trajectory", "files"],
     ["validate", "checkpoints"],
     ["solve"],
     ["lanes", "dataset"],
