@@ -36,6 +36,21 @@ def run(config: Config, /, assign: Assignments = (), out: Path | None = None) ->
 
 
 @app.command
+def fit(config: Config, /, assign: Assignments = (), out: Path | None = None) -> None:
+    """Search heads that stay radially dominant along the flow; a killed fit continues with the same command.
+
+    Examples: attnflow fit configs/radial_dominance.toml; attnflow fit configs/radial_dominance.toml --set horizon=4
+    """
+    from .fitting import fit_from, read
+
+    spec = read(config, assign)
+    _precision("float64")
+    folder = Path("runs") / safe_name(config.stem) if out is None else out
+    fit_from(spec, folder, progress=sys.stderr.isatty())
+    print(f"written to {folder}/")
+
+
+@app.command
 def verify(
     paper: Literal["A", "B"] | None = None,
     config: Path | None = None,

@@ -23,7 +23,7 @@ FLOORS = [
     ["report"],
     ["specs"],
     ["config"],
-    ["run", "figures"],
+    ["run", "figures", "fitting"],
     ["cli"],
     ["__main__"],
 ]
