@@ -36,6 +36,33 @@ def run(config: Config, /, assign: Assignments = (), out: Path | None = None) ->
 
 
 @app.command
+def sweep(
+    config: Config,
+    /,
+    assign: Assignments = (),
+    out: Path | None = None,
+    workers: int = 0,
+    scheduler: str | None = None,
+) -> None:
+    """Sweep a study over beta, heads and seeds; a killed sweep continues with the same command.
+
+    Exit code 3 if an acceptance line is missed. Examples: attnflow sweep configs/phase_diagram.toml;
+    attnflow sweep configs/phase_diagram.toml --set study.seeds=16 --workers 2
+    """
+    from .run import table
+    from .studies import read, run_study
+
+    study = read(config, assign)
+    _precision("float64")
+    folder = Path("runs") / safe_name(config.stem) if out is None else out
+    console = _console()
+    progress = sys.stderr.isatty()
+    rows, lines = run_study(study, folder, workers=workers, scheduler=scheduler, progress=progress)
+    console.print(table(study.title, rows))
+    _accept(console, lines, folder)
+
+
+@app.command
 def fit(config: Config, /, assign: Assignments = (), out: Path | None = None) -> None:
     """Search heads that stay radially dominant along the flow; a killed fit continues with the same command.
 
@@ -100,12 +127,7 @@ def figure(name: Annotated[str, tyro.conf.Positional], /, out: Path = Path("runs
         _precision(experiment.dtype)
         rows = solve_all(experiment, out / each, say=lambda _: None)
         console.print(table(experiment.title, rows))
-        for line in FIGURES[each](rows):
-            missed += not line.good
-            console.print(
-                f"{'ok    ' if line.good else 'MISSED'} {line.what}: {line.found:.6g} (expected {line.expected:g})"
-            )
-        console.print(f"written to {out / each}/")
+        missed += _show(console, FIGURES[each](rows), out / each)
     if missed:
         raise SystemExit(3)
 
@@ -182,6 +204,21 @@ def init(path: Annotated[Path, tyro.conf.Positional] = Path("experiment.toml"), 
     except FileExistsError:
         raise ConfigError(f"{path}: exists already; name another file.") from None
     print(f"written {path}; next: attnflow run {path}")
+
+
+def _show(console: Console, lines, folder: Path) -> int:
+    """Print acceptance lines and return how many are missed."""
+    for line in lines:
+        console.print(
+            f"{'ok    ' if line.good else 'MISSED'} {line.what}: {line.found:.6g} (expected {line.expected:g})"
+        )
+    console.print(f"written to {folder}/")
+    return sum(not line.good for line in lines)
+
+
+def _accept(console: Console, lines, folder: Path) -> None:
+    if _show(console, lines, folder):
+        raise SystemExit(3)
 
 
 def _console() -> Console:

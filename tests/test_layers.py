@@ -24,6 +24,7 @@ FLOORS = [
     ["specs"],
     ["config"],
     ["run", "figures", "fitting"],
+    ["studies"],
     ["cli"],
     ["__main__"],
 ]
