@@ -113,7 +113,7 @@ def _taken_apart(module, at=""):
             arrays |= inner[0]
             classes |= inner[1]
         else:
-            arrays[name] = np.ascontiguousarray(value)
+            arrays[name] = np.array(value, order="C")
     return arrays, classes
 
 
