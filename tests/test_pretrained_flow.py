@@ -46,11 +46,21 @@ def sphere_tokens(n, d, seed=0):
     return jnp.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
 
 
+@eqx.filter_jit
+def push(field, t, u):
+    return field.push(t, u)
+
+
+@eqx.filter_jit
+def step_of(field, state, t, step):
+    """One step of the unprojected drift: retraction on the sphere, plain addition to a residual stream."""
+    moved = step * field.push(t, field.directions(state))
+    return state + moved if field.residual else field.directions(state + moved)
+
+
 def euler(field, state, times, step):
-    """Steps of the unprojected drift: retraction on the sphere, plain addition to a residual stream."""
     for t in times:
-        push = step * field.push(t, field.directions(state))
-        state = state + push if field.residual else field.directions(state + push)
+        state = step_of(field, state, jnp.asarray(t), jnp.asarray(step))
     return np.asarray(state)
 
 
@@ -88,8 +98,10 @@ def test_joint_blocks_add_where_split_ones_take_turns(tmp_path):
     stack = open_tiny("bert", tmp_path)
     u = jnp.asarray(stack.layers(stack.embed(IDS)).tokens[0])
     joint, split = (stack.field(0, feed_forward=how) for how in ("joint", "split"))
-    assert close(joint.push(0.3, u), (split.push(0.0, u) + split.push(0.5, u)) / 2)
-    assert close(split.push(0.2, u), 2 * stack.field(0).push(0.0, u))
+    assert close(
+        push(joint, jnp.asarray(0.3), u), (push(split, jnp.asarray(0.0), u) + push(split, jnp.asarray(0.5), u)) / 2
+    )
+    assert close(push(split, jnp.asarray(0.2), u), 2 * push(stack.field(0), jnp.asarray(0.0), u))
 
 
 def test_layers_take_over_at_their_times(tmp_path):
@@ -104,6 +116,7 @@ def test_layers_take_over_at_their_times(tmp_path):
     assert np.array_equal(picked(0.5, x), stack.field(2)(0.0, x))
 
 
+@pytest.mark.slow
 def test_a_solve_across_layers_is_that_of_each_in_turn(tmp_path):
     stack = open_tiny("bert", tmp_path)
     u = jnp.asarray(stack.layers(stack.embed(IDS)).tokens[0])
@@ -137,14 +150,12 @@ def test_gradients_of_the_flow_are_finite_differences(tmp_path):
     field = stack.field(feed_forward="split")
     direction = jax.random.normal(jax.random.key(0), x.shape)
 
-    def loss(x):
-        return jnp.sum(field(1.2, x) ** 2)
-
+    loss = jax.jit(lambda x: jnp.sum(field(1.2, x) ** 2))
     slope = (loss(x + 1e-6 * direction) - loss(x - 1e-6 * direction)) / 2e-6
-    assert relative_error(jnp.sum(jax.grad(loss)(x) * direction), slope) < 1e-6
+    assert relative_error(jnp.sum(jax.jit(jax.grad(loss))(x) * direction), slope) < 1e-6
     batch = jnp.stack([x, 2 * x])
-    assert close(jax.vmap(lambda y: field(0.2, y))(batch)[1], field(0.2, 2 * x))
-    weights = eqx.filter_grad(lambda f: jnp.sum(f(0.2, x) ** 2))(field)
+    assert close(jax.jit(jax.vmap(lambda y: field(0.2, y)))(batch)[1], eqx.filter_jit(field)(0.2, 2 * x))
+    weights = eqx.filter_jit(eqx.filter_grad(lambda f: jnp.sum(f(0.2, x) ** 2)))(field)
     assert bool(jnp.any(weights.heads.query_bias[0] != 0)) and not bool(jnp.any(weights.heads.query_bias[1] != 0))
 
 
@@ -223,6 +234,7 @@ def test_requests_that_make_no_field_are_refused(tmp_path):
 # ---- layers against flow ----
 
 
+@pytest.mark.slow
 def test_the_gap_between_layer_and_flow_is_of_second_order_in_the_step():
     gaps = []
     for size in (0.1, 0.05):
@@ -236,6 +248,7 @@ def test_the_gap_between_layer_and_flow_is_of_second_order_in_the_step():
     assert np.allclose(gaps[0].ratio / gaps[1].ratio, 2, rtol=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_the_gap_is_that_of_finely_stepped_blocks(tmp_path, kind):
     stack = open_tiny(kind, tmp_path)
@@ -273,6 +286,7 @@ def rotating(seed, real=False):
     return pretrained.from_arrays(q, q, v[None, None], np.eye(d)[None, None], centred=False), frame
 
 
+@pytest.mark.slow
 def test_the_end_of_a_shared_layer_is_a_turning_cluster_in_the_plane_of_the_leading_pair():
     stack, frame = rotating(0)
     field = stack.field(clock="residual-norm", affine=False)
@@ -292,6 +306,7 @@ def test_the_end_of_a_shared_layer_is_a_turning_cluster_in_the_plane_of_the_lead
     assert float(ob.overlap(field, run.final, jnp.asarray(space.basis))) > 1 - 1e-8
 
 
+@pytest.mark.slow
 def test_a_real_leading_eigenvalue_ends_at_rest():
     stack, frame = rotating(1, real=True)
     field = stack.field(clock="residual-norm", affine=False)
