@@ -114,7 +114,7 @@ def simplex(clouds: Clouds) -> Interval | None:
         if upper - lower <= OPTIMAL * upper:
             return Interval(root(upper), root(upper), "network simplex", exact=True)
     slack = ROUNDING_OF_A_DUAL * (np.max(np.abs(f)) + np.max(np.abs(g)))
-    closed = upper - lower <= slack
+    closed = bool(upper - lower <= ROUNDING_OF_A_DUAL * clouds.largest)
     reason = "to rounding" if closed else "stopped before the optimum"
     return Interval(root(lower - slack), root(upper), "network simplex", reason, exact=closed, converged=closed)
 

@@ -1,13 +1,11 @@
 r"""Ground costs $c(x, y)$: chordal $|x - y|^2$ and geodesic $\angle(x, y)^2$; every difference is taken before it is squared."""
 
-from typing import Literal
-
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from scipy.spatial.distance import cdist
 
-Metric = Literal["chordal", "geodesic"]
+Metric = str  # "chordal" or "geodesic"; `diameter` refuses others
 UNROLLED = 8  # dimensions up to which the sum over coordinates is written out
 ROUNDING = 16  # relative error of a cost is at most (d + ROUNDING) eps
 

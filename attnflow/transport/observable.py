@@ -1,6 +1,6 @@
 """W2 as an observable of `solve` and `sweep`: functions (field, x) -> array that run under jit."""
 
-from typing import Any, Literal
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -15,8 +15,6 @@ from .interval import Interval
 from .projected import to_projection
 from .soft import coupled, sinkhorn_divergence, sinkhorn_interval, two_atoms_distance
 
-Method = Literal["atoms", "circle", "coupled", "interval", "divergence"]
-
 
 class W2To(eqx.Module):
     """Observable `(field, x) -> W2` between the tokens with the field's weights and a fixed target; see `w2_to`."""
@@ -25,7 +23,7 @@ class W2To(eqx.Module):
     target_weights: Array
     epsilon: Float[Array, ""]
     metric: Metric = eqx.field(static=True)
-    method: Method = eqx.field(static=True)
+    method: str = eqx.field(static=True)
     iterations: int = eqx.field(static=True)
 
     def __call__(self, field: Any, x: Float[Array, "n d"]) -> Float[Array, "*s"]:
@@ -74,7 +72,7 @@ def w2_to(
     *,
     target_weights=None,
     metric: Metric = "chordal",
-    method: Method | None = None,
+    method: str | None = None,
     epsilon: float = 1e-2,
     iterations: int = 100,
 ) -> W2To:

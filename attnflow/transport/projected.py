@@ -119,7 +119,11 @@ def to_uniform(x, *, weights=None, metric: Metric = "chordal", nodes: int = 4000
 
 
 def moment_bound(
-    x: Float[Array, "n d"], y: Float[Array, "m d"], *, x_weights: Weights = None, y_weights: Weights = None
+    x: Float[Array, "n d"],
+    y: Float[Array, "m d"],
+    *,
+    x_weights: Weights = None,
+    y_weights: Float[ArrayLike, " m"] | None = None,
 ) -> Float[Array, ""]:
     r"""Gelbrich's lower bound of the chordal W2: $|m_x - m_y|^2 + \mathrm{tr}(S_x + S_y - 2(S_x^{1/2}S_yS_x^{1/2})^{1/2})$, square root."""
     a, b = traced_weights(x_weights, x), second_weights(x_weights, y_weights, x, y)

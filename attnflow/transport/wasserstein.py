@@ -1,7 +1,7 @@
 """`w2`: the Wasserstein distance of two weighted clouds, exact where exact exists, else between certified bounds."""
 
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,6 @@ from .exact import assignment, atoms, line, monotone, root, simplex
 from .ground import Metric
 from .interval import Interval
 
-Method = Literal["atoms", "line", "circle", "simplex", "assignment", "sinkhorn"]
 EXACT = {"atoms": atoms, "line": line, "circle": circle, "simplex": simplex, "assignment": assignment}
 STAGE = 10  # Sinkhorn iterations per halving of epsilon
 FAST = 1.5  # over-relaxation of Sinkhorn
@@ -35,7 +34,7 @@ def w2(
     x_weights=None,
     y_weights=None,
     metric: Metric = "chordal",
-    method: Method | None = None,
+    method: str | None = None,
     tolerance: float = 1e-3,
     iterations: int = 1000,
     refine: bool = True,
