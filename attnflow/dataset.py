@@ -46,7 +46,8 @@ def dataset(spec: Mapping, chunks: Iterable[tuple[int, Mapping[str, np.ndarray]]
     """The Dataset of a sweep's specification and its chunks: the axes become coordinates."""
     import xarray as xr
 
-    sizes = {axis["dim"]: len(axis["labels"]) for axis in spec["axes"].values()}
+    lengths = {axis["dim"]: len(axis["labels"]) for axis in spec["axes"].values()}
+    sizes = {dim: lengths[dim] for dim in spec["dims"]}  # a store sorts its axes by name; `dims` keeps their order
     results = {
         name: np.full((spec["points"], *variable["shape"]), _missing(variable["dtype"]), variable["dtype"])
         for name, variable in spec["variables"].items()

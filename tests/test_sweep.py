@@ -296,3 +296,13 @@ def test_a_sweep_warns_of_nothing_when_all_is_well(key):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sweep(sweeps.flow, grid(beta=[1.0], key=jr.split(key, 1)), shared=(TS,), devices=jax.devices()[:1])
+
+
+def test_a_store_labels_its_axes_in_the_order_they_were_given(tmp_path):
+    points = grid(c=[1.0, 2.0], b=[10.0, 20.0, 30.0], a=[100.0, 200.0, 300.0, 400.0])
+    stored = sweep(sweeps.polynomial, points, store=tmp_path / "store")
+    for place in ((0, 1, 3), (1, 2, 0)):
+        at = dict(zip("cba", place, strict=True))
+        point = stored.isel(at)
+        assert float(point.value) == float(point.a) ** 2 + float(point.b) * float(point.c)
+    assert stored.equals(sweep(sweeps.polynomial, points))
