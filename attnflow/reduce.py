@@ -6,6 +6,9 @@ queries q (H, n, k), keys (m, k) shared by the heads or (H, m, k), values (m, e)
 - `log_mean`: $L_i = \log\sum_j w_j e^{\langle q_i, k_j\rangle}$ and $\sum_j p_{ij} v_j$, $p_{ij} = w_j e^{\langle q_i,k_j\rangle - L_i}$;
 - `sum`: $\sum_j w_j\,\varphi(\langle q_i, k_j\rangle - c_i)\,v_j$ for an elementwise $\varphi$;
 - `maximum`: $\max_{j : w_j > 0} \langle q_i, k_j\rangle$.
+
+A key of weight 0 does not count, but the derivative in its weight is the true one. The mean score needs no method of its
+own, $\sum_j p_{ij}\langle q_i, k_j\rangle = \langle q_i, \sum_j p_{ij} k_j\rangle$, nor does the mean of $\log w$: make it one more value.
 """
 
 import abc
@@ -14,7 +17,11 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import jax.random as jr
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from . import tiles
+from .exponential import exp
 
 Queries = Float[Array, "H n k"]
 Keys = Float[Array, "m k"] | Float[Array, "H m k"]
@@ -43,7 +50,10 @@ class AbstractReduction(eqx.Module):
         shift: Float[Array, "H n"] | None = None,
         causal: bool = False,
     ) -> Float[Array, "H n e"]:
-        """Weighted sum of the values with coefficients `phi(score - shift)`."""
+        """Weighted sum of the values with coefficients `phi(score - shift)`.
+
+        `phi` is elementwise, closes over no traced value, and must be finite at the scores of all keys, counting or not.
+        """
 
     @abc.abstractmethod
     def maximum(self, q: Queries, keys: Keys, w: Weights, *, causal: bool = False) -> Float[Array, "H n"]:
@@ -52,7 +62,7 @@ class AbstractReduction(eqx.Module):
 
 def scores(q: Queries, keys: Keys) -> Float[Array, "H n m"]:
     """All scores at once: for few tokens only."""
-    return jnp.einsum("hnk,hmk->hnm" if keys.ndim == 3 else "hnk,mk->hnm", q, keys)
+    return jnp.einsum("hnk,hmk->hnm" if keys.ndim == 3 else "hnk,mk->hnm", q, keys, precision="highest")
 
 
 def visible(n: int, w: Weights, causal: bool):
@@ -66,22 +76,23 @@ class Dense(AbstractReduction):
 
     def log_mean(self, q, keys, values, w, *, causal=False):
         s = scores(q, keys)
-        mask = visible(q.shape[1], w, causal)[None]
-        top = jax.lax.stop_gradient(jnp.max(s, axis=-1, where=mask, initial=_lowest(s)))
-        e = jnp.where(mask, w[None, None] * jnp.exp(jnp.where(mask, s - top[..., None], 0)), 0)
-        mass = jnp.sum(e, axis=-1)
-        return top + jnp.log(mass), _weigh(e, values) / mass[..., None]
+        top = jax.lax.stop_gradient(self.maximum(q, keys, w, causal=causal))
+        e = self._hide(exp(s - top[..., None]), causal)
+        total = _weigh(e, _weighted(values, w))
+        return top + jnp.log(total[..., -1]), total[..., :-1] / total[..., -1:]
 
     def sum(self, phi, q, keys, values, w, *, shift=None, causal=False):
         s = scores(q, keys)
         if shift is not None:
             s = s - shift[..., None]
-        mask = visible(q.shape[1], w, causal)[None]
-        return _weigh(jnp.where(mask, w[None, None] * phi(jnp.where(mask, s, 0)), 0), values)
+        return _weigh(self._hide(phi(self._hide(s, causal)), causal), _scaled(values, w))
 
     def maximum(self, q, keys, w, *, causal=False):
         s = scores(q, keys)
-        return jnp.max(s, axis=-1, where=visible(q.shape[1], w, causal)[None], initial=_lowest(s))
+        return jnp.max(s, axis=-1, where=visible(q.shape[1], w, causal)[None], initial=float(jnp.finfo(s.dtype).min))
+
+    def _hide(self, a, causal):
+        return jnp.tril(a) if causal else a
 
 
 class Differences(Dense):
@@ -92,98 +103,98 @@ class Differences(Dense):
 
 
 class Blocked(AbstractReduction):
-    """Tiles of `query_block` x `key_block` scores, with a running maximum: memory O(n), forward and reverse."""
+    """Tiles of `query_block` x `key_block` scores: memory O(n), forward and reverse. None chooses the sizes.
 
-    query_block: int = eqx.field(static=True, default=512)
-    key_block: int = eqx.field(static=True, default=512)
+    `tile_dtype="float32"` with float64 tokens is mixed precision: sums to 1e-7 at about half the cost, enough for a solve
+    at rtol >= 1e-5. None computes in the dtype of the tokens.
+    """
+
+    query_block: int | None = eqx.field(static=True, default=None)
+    key_block: int | None = eqx.field(static=True, default=None)
+    tile_dtype: str | None = eqx.field(static=True, default=None)
 
     def log_mean(self, q, keys, values, w, *, causal=False):
-        def tile(carry, s, v, wt, mask):
-            top, mass, acc = carry
-            new = jax.lax.stop_gradient(jnp.maximum(top, jnp.max(s, axis=-1, where=mask, initial=_lowest(s))))
-            e = jnp.where(mask, wt[None] * jnp.exp(jnp.where(mask, s - new[:, None], 0)), 0)
-            keep = jnp.exp(top - new)
-            return new, mass * keep + jnp.sum(e, axis=-1), acc * keep[:, None] + e @ v
-
-        def start(b):
-            return (
-                jnp.full(b, _lowest(q), q.dtype),
-                jnp.zeros(b, q.dtype),
-                jnp.zeros((b, values.shape[-1]), q.dtype),
-            )
-
-        top, mass, acc = self._tiles(tile, start, q, keys, values, w, None, causal)
-        return top + jnp.log(mass), acc / mass[..., None]
+        groups = self._inside(*_grouped(q, keys, _weighted(values, w)))
+        log_mass, mean = tiles.log_mean(*groups, self._shape(q, causal))
+        return log_mass.reshape(q.shape[:2]).astype(q.dtype), mean.reshape(*q.shape[:2], -1).astype(q.dtype)
 
     def sum(self, phi, q, keys, values, w, *, shift=None, causal=False):
-        def tile(acc, s, v, wt, mask):
-            return acc + jnp.where(mask, wt[None] * phi(jnp.where(mask, s, 0)), 0) @ v
-
-        def start(b):
-            return jnp.zeros((b, values.shape[-1]), q.dtype)
-
-        return self._tiles(tile, start, q, keys, values, w, shift, causal)
+        groups = _grouped(q, keys, _scaled(values, w))
+        shift = jnp.zeros(groups[0].shape[:2], q.dtype) if shift is None else shift.reshape(groups[0].shape[:2])
+        total = tiles.weighted_sum(phi, *self._inside(*groups, shift), self._shape(q, causal))
+        return total.reshape(*q.shape[:2], -1).astype(q.dtype)
 
     def maximum(self, q, keys, w, *, causal=False):
-        def tile(top, s, v, wt, mask):
-            return jnp.maximum(top, jnp.max(s, axis=-1, where=mask, initial=_lowest(s)))
+        q_groups, key_groups, u = self._inside(*_grouped(q, keys, w[:, None]))
+        top = tiles.maximum(q_groups, key_groups, u[..., 0] > 0, self._shape(q, causal))
+        return top.reshape(q.shape[:2]).astype(q.dtype)
 
-        def start(b):
-            return jnp.full(b, _lowest(q), q.dtype)
+    def _inside(self, *arrays):
+        return arrays if self.tile_dtype is None else tuple(a.astype(self.tile_dtype) for a in arrays)
 
-        return self._tiles(tile, start, q, keys, keys[..., :1], w, None, causal)
-
-    def _tiles(self, tile, start, q, keys, values, w, shift, causal):
-        """Run `tile` over all key blocks for each query block, for each head that has keys of its own."""
-        H, n, k = q.shape
-        m = w.shape[0]
-        bq, bk = min(self.query_block, n), min(self.key_block, m)
-        if keys.ndim == 2 and values.ndim == 2:
-            q = q.reshape(1, H * n, k)
-            keys, values = keys[None], values[None]
-            shift = None if shift is None else shift.reshape(1, H * n)
-        else:
-            keys = jnp.broadcast_to(keys, (H, m, k))
-            values = jnp.broadcast_to(values, (H, m, values.shape[-1]))
-        shift = jnp.zeros(q.shape[:2], q.dtype) if shift is None else shift
-        place = jnp.arange(q.shape[1]) % n
-
-        def blocks(a, size, axis):
-            pad = [(0, 0)] * a.ndim
-            pad[axis] = (0, -a.shape[axis] % size)
-            a = jnp.pad(a, pad)
-            return a.reshape(*a.shape[:axis], -1, size, *a.shape[axis + 1 :])
-
-        wb, mb = blocks(w, bk, 0), blocks(jnp.arange(m), bk, 0)
-
-        @jax.checkpoint
-        def one_tile(carry, query, key):
-            (qt, ct, pt), (kt, vt, wt, mt) = query, key
-            s = qt @ kt.T - ct[:, None]
-            mask = (wt > 0)[None] & (mt[None] <= pt[:, None]) if causal else jnp.broadcast_to((wt > 0)[None], s.shape)
-            return tile(carry, s, vt, wt, mask)
-
-        def one_group(group):
-            qg, kg, vg, cg = group
-            kb, vb = blocks(kg, bk, 0), blocks(vg, bk, 0)
-
-            @jax.checkpoint
-            def one_row(query):
-                def step(carry, key):
-                    return one_tile(carry, query, key), None
-
-                return jax.lax.scan(step, start(bq), (kb, vb, wb, mb))[0]
-
-            rows = jax.lax.map(one_row, (blocks(qg, bq, 0), blocks(cg, bq, 0), blocks(place, bq, 0)))
-            return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[: qg.shape[0]], rows)
-
-        out = jax.lax.map(one_group, (q, keys, values, shift))
-        return jax.tree.map(lambda a: a.reshape(H, n, *a.shape[2:]), out)
+    def _shape(self, q, causal):
+        """Large tiles let XLA put both cores to work; the derivative holds four tiles at once and likes them smaller."""
+        large = jax.default_backend() != "cpu"
+        forward = self.query_block or (4096 if large else 2048), self.key_block or (4096 if large else 512)
+        derivative = self.query_block or (2048 if large else 512), self.key_block or (2048 if large else 512)
+        return tiles.Shape(forward, derivative, q.shape[1] if causal else None)
 
 
-def _lowest(s: Array) -> float:
-    return float(jnp.finfo(s.dtype).min)
+class RandomBatch(AbstractReduction):
+    r"""`size` keys drawn with replacement in proportion to w: an estimate for statistics, never an exact answer.
+
+    Sums over keys, so the exponential (USA), ReLU and linear answers, are unbiased; log-masses and softmax means are not
+    (bias of order 1/size), and the maximum is that of the drawn keys. The draw is that of `key`: pass another key for
+    an independent estimate. `relative_error` says how far off the masses are; causal sums are refused.
+    """
+
+    key: PRNGKeyArray
+    size: int = eqx.field(static=True)
+
+    def log_mean(self, q, keys, values, w, *, causal=False):
+        return Blocked().log_mean(q, *self._draw(keys, values, w, causal))
+
+    def sum(self, phi, q, keys, values, w, *, shift=None, causal=False):
+        return Blocked().sum(phi, q, *self._draw(keys, values, w, causal), shift=shift)
+
+    def maximum(self, q, keys, w, *, causal=False):
+        drawn, _, equal = self._draw(keys, keys, w, causal)
+        return Blocked().maximum(q, drawn, equal)
+
+    def relative_error(self, q: Queries, keys: Keys, w: Weights) -> Float[Array, "H n"]:
+        r"""Standard error of the drawn mass over the mass, $\sigma(e^s) / (\mathrm{mean}(e^s)\sqrt{\mathrm{size}})$, from the draw."""
+        drawn, _, equal = self._draw(keys, keys, w, False)
+        ones = jnp.ones((self.size, 1), q.dtype)
+        first, _ = Blocked().log_mean(q, drawn, ones, equal / jnp.sum(equal))
+        second, _ = Blocked().log_mean(2 * q, drawn, ones, equal / jnp.sum(equal))
+        return jnp.sqrt(jnp.expm1(jnp.maximum(second - 2 * first, 0)) / (self.size - 1))
+
+    def _draw(self, keys, values, w, causal):
+        if causal:
+            raise ValueError("`RandomBatch` has no causal sums: the drawn keys do not know the order of the tokens.")
+        chosen = jr.choice(self.key, w.shape[0], (self.size,), p=w)
+        equal = jnp.full(self.size, 1 / self.size, w.dtype) * jnp.sum(w)
+        return jnp.take(keys, chosen, axis=-2), jnp.take(values, chosen, axis=-2), equal
+
+
+def _weighted(values, w):
+    """Values times weights, with the weights as last column."""
+    column = jnp.broadcast_to(w[:, None], (*values.shape[:-1], 1))
+    return jnp.concatenate([_scaled(values, w), column], axis=-1)
+
+
+def _scaled(values, w):
+    return values * w.reshape((1,) * (values.ndim - 2) + (-1, 1))
+
+
+def _grouped(q, keys, u):
+    """Groups of queries that share keys: all heads in one group, or a group for each head."""
+    H, n, k = q.shape
+    if keys.ndim == 2 and u.ndim == 2:
+        return q.reshape(1, H * n, k), keys[None], u[None]
+    return q, jnp.broadcast_to(keys, (H, *keys.shape[-2:])), jnp.broadcast_to(u, (H, *u.shape[-2:]))
 
 
 def _weigh(coefficients, values):
-    return jnp.einsum("hnm,hme->hne" if values.ndim == 3 else "hnm,me->hne", coefficients, values)
+    form = "hnm,hme->hne" if values.ndim == 3 else "hnm,me->hne"
+    return jnp.einsum(form, coefficients, values, precision="highest")
