@@ -106,7 +106,7 @@ def fit(
     program = Program(
         loss=loss,
         batch=batch,
-        optimiser=_with_extra_arguments(optimiser),
+        optimiser=_with_extra_arguments(optimiser),  # ty: ignore[invalid-argument-type]
         fixed=fixed,
         key=key,
         clip=jnp.asarray(jnp.inf if clip is None else clip, float),
@@ -132,9 +132,12 @@ def fit(
     return eqx.combine(state.best, fixed), _history(program, state, log, steps, seconds)
 
 
-# One object per optimiser, so that its compiled program is found again.
-_ADAM = optax.adam(1e-2)
-_with_extra_arguments = functools.lru_cache(optax.with_extra_args_support)
+_ADAM = optax.adam(1e-2)  # one object per optimiser, so that its compiled program is found again
+
+
+@functools.lru_cache
+def _with_extra_arguments(optimiser: Any) -> optax.GradientTransformationExtraArgs:
+    return optax.with_extra_args_support(optimiser)
 
 
 class _Judge(eqx.Module):

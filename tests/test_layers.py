@@ -17,7 +17,7 @@ FLOORS = [
     ["solve"],
     ["lanes", "dataset"],
     ["workers", "descent"],
-    ["metastable", "claims", "onset", "equilibria", "fit", "sweep", "pretrained", "phases"],
+    ["metastable", "claims", "onset", "equilibria", "fit", "survey", "sweep", "pretrained", "phases"],
     ["dominance"],
     ["plots", "verify"],
     ["report"],
