@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 CHUNKS = 64  # a sweep is stored in about so many pieces, so that a kill costs at most so small a part of it
-GROUP = {"cpu": 8}  # lanes vmapped together
+GROUP = {"cpu": 32}  # lanes vmapped together: wide enough to pay for the frames, narrow enough for unequal lanes
 GROUP_ELSEWHERE = 1024
 
 
@@ -67,7 +67,7 @@ def sweep(
     - `dims`: names of a result's own axes, such as `{"shadow": ("time", "head", "token")}`.
     - `cost`: a function of the coordinates (arrays, by name) that grows with the expected time of a point, such as
       `lambda beta, **rest: beta`. Lanes of about equal cost then run together.
-    - `chunk`, `group`: lanes per stored chunk, and lanes vmapped together (all lanes of a device on a GPU, 8 on a
+    - `chunk`, `group`: lanes per stored chunk, and lanes vmapped together (up to 1024 on a GPU, 32 on a
       CPU). Both belong to the store, since the bits depend on them.
     - `memory`: bytes that one chunk may take; chunk and group are halved until it fits.
     - `devices`: where to run, default all local devices, each with a loop of its own.

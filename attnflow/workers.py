@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from .captured import fingerprint, plain_function, qualified_name
+from .captured import fingerprint, qualified_name
 from .facts import facts
 from .lanes import Job, flat, lower
 from .store import StoreMismatch, load_store
@@ -43,7 +43,7 @@ def cluster(workers: int, scheduler: str | None) -> "Generator[Client]":
             yield client
         return
     settings = {
-        "distributed.scheduler.allowed-failures": LOSSES,
+        "distributed.scheduler.allowed-failures": LOSSES - 1,
         "distributed.worker.multiprocessing-method": "spawn",
     }
     local = {"host": "127.0.0.1", "port": 0, "dashboard": False}
@@ -51,7 +51,7 @@ def cluster(workers: int, scheduler: str | None) -> "Generator[Client]":
         rank: {"cls": Nanny, "options": {**local, "nthreads": 1, "env": environment(rank, workers)}}
         for rank in range(workers)
     }
-    hub = {"cls": Scheduler, "options": local}
+    hub = {"cls": Scheduler, "options": {**local, "dashboard_address": "127.0.0.1:0"}}  # any free port
     with dask.config.set(settings), SpecCluster(workers=nannies, scheduler=hub) as pool, Client(pool) as client:
         client.wait_for_workers(workers)
         yield client
@@ -103,9 +103,9 @@ def compute(client: "Client", job: Job, store: Path, *, chunks: Sequence[int]) -
 
 
 def refuse_unimportable(run: Callable) -> None:
-    """Raise ValueError unless `run` is a function of a module, which is sent to workers by its name."""
+    """Raise ValueError unless `run` is a function of a module (or a `partial` of one), sent by its name."""
     name = qualified_name(run)
-    if plain_function(run) is not run or name.startswith("__main__:") or "<" in name:
+    if name.startswith("__main__:") or "<" in name:
         raise ValueError(f"workers import `run` by name, so it must be a function of a module, got {name}.")
 
 
