@@ -1,7 +1,7 @@
 """`python -m benchmarks NAME|all|report [--tiny] [--out DIR] [--cores N] [--repeats N]`.
 
 Each benchmark runs in a process of its own, on one core and on all of them, because the number of threads is decided
-when a process starts. Results are JSON lines in DIR (default `benchmarks/results`), from which `report` writes report.md.
+when a process starts; `python -m benchmarks.phase_diagram` is a script of its own. Results are JSON lines in DIR (default `benchmarks/results`), from which `report` writes report.md.
 """
 
 import argparse
@@ -19,9 +19,6 @@ BENCHMARKS = {
     "memory": False,
     "solve": False,
     "compile": False,
-    "harmonics": True,
-    "phase_diagram": True,
-    "transport": False,
 }
 
 
@@ -34,7 +31,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, help="timed rounds per contest (default 7, tiny 1)")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    names = [n for n in BENCHMARKS if exists(n)] if options.name == "all" else [options.name]
+    names = list(BENCHMARKS) if options.name == "all" else [options.name]
     if options.name != "report":
         if options.cores is not None and options.name != "all":
             return run(options)
@@ -65,10 +62,6 @@ def run(options) -> int:
     recorder = Recorder(options.out / f"{options.name}.jsonl", repeats, options.tiny)
     importlib.import_module(f".{options.name}", __package__).main(recorder)
     return 0
-
-
-def exists(name: str) -> bool:
-    return (Path(__file__).parent / f"{name}.py").exists()
 
 
 def available() -> int:
