@@ -1,7 +1,8 @@
 """`python -m benchmarks NAME|all|report [--tiny] [--out DIR] [--cores N] [--repeats N]`.
 
 Each benchmark runs in a process of its own, on one core and on all of them, because the number of threads is decided
-when a process starts; `python -m benchmarks.phase_diagram` is a script of its own. Results are JSON lines in DIR (default `benchmarks/results`), from which `report` writes report.md.
+when a process starts; `python -m benchmarks.phase_diagram` is a script of its own. Results are JSON lines in DIR (default
+`benchmarks/results`), from which `report` writes report.md.
 """
 
 import argparse
