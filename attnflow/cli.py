@@ -241,6 +241,6 @@ def main() -> None:
     except (RuntimeError, ValueError, OSError) as error:
         print(f"attnflow: {error}", file=sys.stderr)
         raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        print("attnflow: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print("attnflow: interrupted", *getattr(stop, "__notes__", ()), sep="\n", file=sys.stderr)
         raise SystemExit(130) from None

@@ -18,6 +18,7 @@ from .field import AttentionField
 from .figures import Line
 from .heads import ScalarHeads
 from .points import grid
+from .reduce import Dense
 from .schema import build, to_table, to_toml
 from .solve import solve
 from .sweep import sweep
@@ -36,7 +37,7 @@ def one_flow(beta, strengths, key, ts, *, n: int, d: int, kind: str, rtol: float
     noise = sphere.uniform(key, n, d)
     x0 = sphere.retract(jnp.eye(n, d) + 1e-3 * noise) if orthogonal else noise
     attention = {"softmax": Softmax, "exponential": Exponential}[kind](beta)
-    field = AttentionField(ScalarHeads(strengths), attention)
+    field = AttentionField(ScalarHeads(strengths), attention, reduction=Dense())
     seen = {"close_pairs": close_pairs, "mean_cosine": observe.mean_cosine}
     return solve(field, x0, ts, observe=seen, rtol=rtol, atol=1e-3 * rtol, throw=False)
 
