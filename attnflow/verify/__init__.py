@@ -1,7 +1,7 @@
 """The table claim -> both sides -> verdict: every statement where it should hold, and where it is known to fail."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from jaxtyping import Array, Float
 from rich.table import Table
@@ -32,7 +32,7 @@ def verify(
     return [line for part in parts for line in part()]
 
 
-def unexpected(rows: Sequence[Row]) -> list[Row]:
+def unexpected(rows: Iterable[Row]) -> list[Row]:
     """The rows that contradict theory: a non-zero exit status where there are any."""
     return [line for line in rows if line.status == "unexpected"]
 

@@ -1,0 +1,96 @@
+"""The commands' work, end to end at small settings: figures, studies, fits, starting configurations."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attnflow import cli, config, figures, fitting, studies
+from attnflow.files import load_heads
+from attnflow.run import run
+from attnflow.schema import ConfigError
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["kinetic", "staircase"])
+def test_figure_meets_its_acceptance_lines(name, tmp_path):
+    experiment = config.read(figures.configuration(name))
+    rows = run(experiment, tmp_path, say=lambda _: None)
+    lines = figures.FIGURES[name](rows)
+    assert lines and all(line.good for line in lines), lines
+    assert config.read(tmp_path / "config.toml") == experiment
+    plateaus = np.load(tmp_path / "tree_0.npz", allow_pickle=False)["plateaus"]
+    assert plateaus[-1, 0] == pytest.approx(1.0)
+
+
+def test_acceptance_lines_can_miss():
+    assert not figures.kinetic([{"t(cosine 0.999)": 364.1}])[0].good
+    assert not figures.staircase([{"beta": 500.0, "last step ln t": -400.0}])[0].good
+    assert not figures.low_temperature([{"beta": 8.0, "min W2": 0.3, "t_min": 8, "t_leave": 11, "t_terminal": 17}])[
+        0
+    ].good
+
+
+def test_every_figure_has_its_configuration_and_others_are_refused():
+    for name in figures.FIGURES:
+        config.read(figures.configuration(name))
+    with pytest.raises(ConfigError, match="no figure `nothing`; known: low_temperature"):
+        figures.configuration("nothing")
+
+
+@pytest.mark.slow
+def test_phase_diagram_follows_the_equiangular_curve_and_resumes(tmp_path):
+    path = ROOT / "configs" / "phase_diagram_128.toml"
+    study = studies.read(path, ["study.betas=3", "study.seeds=4", "study.beta=[0.5, 3.5]"])
+    rows, lines = studies.run_study(study, tmp_path)
+    assert all(line.good for line in lines), lines
+    times = [row["t at one half"] for row in rows]
+    assert times == sorted(times)
+    assert studies.run_study(study, tmp_path) == (rows, lines)
+    assert json.loads((tmp_path / "results.json").read_text())["rows"] == rows
+    assert studies.read(tmp_path / "config.toml") == study
+
+
+@pytest.mark.slow
+def test_head_diversity_agrees_with_the_equiangular_times(tmp_path):
+    study = studies.read(ROOT / "configs" / "head_diversity.toml", ["study.seeds=4"])
+    rows, lines = studies.run_study(study, tmp_path)
+    assert all(line.good for line in lines), lines
+    for row in rows:
+        assert row["median time to mean cosine 1/2"] == pytest.approx(row["equiangular, from orthogonal"], rel=0.02)
+
+
+@pytest.mark.slow
+def test_fit_saves_heads_that_load_again(tmp_path):
+    small = ["steps=2", "n=6", "d=4", "clouds=1", "fresh=4", "horizon=1.0"]
+    spec = fitting.read(ROOT / "configs" / "radial_dominance.toml", small)
+    report = fitting.fit_from(spec, tmp_path, say=lambda _: None)
+    heads = load_heads(tmp_path / "heads.safetensors")
+    assert np.allclose(np.linalg.norm(heads.matrix, axis=(1, 2)), np.linalg.norm(spec.start().matrix, axis=(1, 2)))
+    assert len(json.loads((tmp_path / "report.json").read_text())["rows"]) == len(report.rows())
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "assignment", "message"),
+    [
+        (studies.read, "phase_diagram", "study.beta=[1]", r"study: beta must be an interval"),
+        (studies.read, "phase_diagram", "study.kind=phase", r"study\.kind: must be one of"),
+        (studies.read, "phase_diagram", "study.sed=1", r"study\.sed: unknown key; did you mean `seed`"),
+        (fitting.read, "radial_dominance", "beta=1", r"beta must be an interval"),
+        (fitting.read, "radial_dominance", "condition=any", r"condition: must be one of"),
+    ],
+)
+def test_mistakes_in_studies_and_fits_are_one_line(read, name, assignment, message):
+    with pytest.raises(ConfigError, match=message):
+        read(ROOT / "configs" / f"{name}.toml", [assignment])
+
+
+def test_starting_configuration_is_valid_and_is_not_overwritten(tmp_path):
+    path = tmp_path / "mine.toml"
+    cli.init(path)
+    assert config.read(path).attention.beta == (1.0, 4.0)
+    with pytest.raises(ConfigError, match="exists already"):
+        cli.init(path)
