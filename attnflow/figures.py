@@ -36,8 +36,12 @@ def kinetic(rows: list[dict]) -> list[Line]:
 
 
 def staircase(rows: list[dict]) -> list[Line]:
-    r"""The last plateau ends (energy midway to 1) at $\ln t + \beta$ within 1 % of an independent high-precision computation."""
-    expected = {500.0: 34.519, 1000.0: 72.619, 2000.0: 149.530, 4000.0: 304.056}
+    r"""The last plateau ends (energy midway to 1) at $\ln t + \beta$ within 1 % of an independent stiff solve and quadrature.
+
+    At beta = 500 and 1000 the clusters still approach while the last pair merges: their barycentres at the start would
+    give 34.519 and 72.619.
+    """
+    expected = {500.0: 34.0775, 1000.0: 72.5654, 2000.0: 149.529, 4000.0: 304.056}
     return [
         Line(f"beta {row['beta']:g}: ln t + beta at the end of the last plateau", t, want, abs(t / want - 1) <= 0.01)
         for row in rows

@@ -31,6 +31,11 @@ class Retracting(dfx.AbstractAdaptiveSolver, dfx.AbstractWrappedSolver):
     def term_compatible_contr_kwargs(self):  # ty: ignore[incompatible-property-override]
         return self.solver.term_compatible_contr_kwargs
 
+    @property
+    def scan_kind(self):
+        """Read, and replaced, by diffrax's forward-mode and direct adjoints."""
+        return self.solver.scan_kind  # ty: ignore[unresolved-attribute]
+
     def order(self, terms):
         return self.solver.order(terms)
 

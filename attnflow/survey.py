@@ -57,7 +57,7 @@ class Clouds(eqx.Module):
 
     def __call__(self, key):
         beta_key, token_key = jr.split(key)
-        place = (jnp.arange(self.count) + jr.uniform(beta_key, (self.count,))) / self.count
+        place = (jnp.arange(self.count, dtype=self.beta.dtype) + jr.uniform(beta_key, (self.count,))) / self.count
         beta = self.beta[0] * (self.beta[1] / self.beta[0]) ** place
         return beta, jax.vmap(lambda k: sphere.uniform(k, self.n, self.d))(jr.split(token_key, self.count))
 

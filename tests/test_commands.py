@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.integrate import quad, solve_ivp
 
 from attnflow import cli, config, figures, fitting, studies
 from attnflow.files import load_heads
+from attnflow.metastable import merge_flow
 from attnflow.run import run
 from attnflow.schema import ConfigError
 
@@ -24,6 +26,28 @@ def test_figure_meets_its_acceptance_lines(name, tmp_path):
     assert config.read(tmp_path / "config.toml") == experiment
     plateaus = np.load(tmp_path / "tree_0.npz", allow_pickle=False)["plateaus"]
     assert plateaus[-1, 0] == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+def test_last_step_of_the_staircase_agrees_with_a_stiff_solve_and_quadrature():
+    """beta = 500: Radau in log time past the fourth cluster's merge, then the two-cluster integral of dt/d(gap)."""
+    beta, theta = 500.0, np.deg2rad(config.read(figures.configuration("staircase")).tokens.degrees)
+
+    def velocity(angle):
+        gap = angle[None] - angle[:, None]
+        return (np.exp(beta * (np.cos(gap) - 1)) * np.sin(gap)).mean(1)
+
+    early = solve_ivp(lambda t, y: velocity(y), (0, 1), theta, method="Radau", rtol=1e-9, atol=1e-13)
+    late = solve_ivp(
+        lambda s, y: np.exp(s) * velocity(y), (0, 18), early.y[:, -1], method="Radau", rtol=1e-9, atol=1e-13
+    )
+    gap = late.y[3:, -1].mean() - late.y[:3, -1].mean()
+    scaled, _ = quad(lambda d: np.exp(beta * (np.cos(gap) - np.cos(d))) / np.sin(d), 0.3 * gap, gap, limit=500)
+    log_t = np.logaddexp(18.0, np.log(scaled) + beta * (1 - np.cos(gap)))
+    experiment = config.read(figures.configuration("staircase"), ["attention.beta=[500]"])
+    x0, [(_, field)] = experiment.fields()
+    tree = merge_flow(field, x0, error=False)
+    assert abs(tree.merges[-1].log_t + beta - log_t) < 1e-4
 
 
 def test_acceptance_lines_can_miss():
