@@ -16,7 +16,8 @@ from .attention import Exponential, Softmax
 from .config import read_table
 from .field import AttentionField
 from .figures import Line
-from .heads import ScalarHeads
+from .heads import ScalarHeads, orthogonal
+from .onset import Onset, first_decrease, onset
 from .points import grid
 from .reduce import Dense
 from .schema import build, to_table, to_toml
@@ -69,6 +70,9 @@ class PhaseDiagram:
 
     def run(self) -> Callable:
         return partial(one_flow, n=self.n, d=self.d, kind=self.attention, rtol=self.rtol)
+
+    def results(self, out: Path, **options) -> Any:
+        return _swept(self, out, **options)
 
     def summary(self, results: Any) -> tuple[list[dict], list[Line], Any]:
         """Rows of the half-level edge, acceptance lines, and a function that draws."""
@@ -125,6 +129,9 @@ class HeadDiversity:
     def run(self) -> Callable:
         return partial(one_flow, n=self.n, d=self.d, kind="softmax", rtol=self.rtol, orthogonal=True)
 
+    def results(self, out: Path, **options) -> Any:
+        return _swept(self, out, **options)
+
     def summary(self, results: Any) -> tuple[list[dict], list[Line], Any]:
         cosine = results.mean_cosine.isel(beta=0).transpose("strengths", "key", "time").values
         ts = np.linspace(0.0, self.t1, self.times)
@@ -155,19 +162,85 @@ class HeadDiversity:
 
 
 @dataclass(frozen=True)
+class CriticalBeta:
+    """Heads alpha_h P_h on orthogonal planes: how far apart are Condition 8, the sharp and the exact margin (Theorem 19)?
+
+    One case per entry of `n`, `k` (rank of every head) and `strengths` (its H values); `clouds` uniform clouds each, and the
+    first time at which a head's energy falls along the flow from one of them, at the formal threshold.
+    """
+
+    kind: ClassVar = "critical_beta"
+    n: tuple[int, ...]
+    k: tuple[int, ...]
+    strengths: tuple[tuple[float, ...], ...]
+    title: str = "Onset of per-head decrease"
+    seed: int = 0
+    betas: tuple[float, ...] = (0.01, 0.1, 0.3, 1.0, 2.0, 3.0)
+    clouds: int = 40
+
+    def __post_init__(self):
+        if not len(self.n) == len(self.k) == len(self.strengths):
+            raise ValueError("n, k and strengths must have one entry per case.")
+
+    def results(self, out: Path, **_) -> list[Onset]:
+        cases = zip(self.n, self.k, self.strengths, strict=True)
+        return [
+            onset(jr.key(self.seed), jnp.asarray(self.betas), jnp.asarray(a), n=n, k=k, samples=self.clouds)
+            for n, k, a in cases
+        ]
+
+    def summary(self, results: list[Onset]) -> tuple[list[dict], list[Line], Any]:
+        rows, ordered = [], True
+        for n, k, a, found in zip(self.n, self.k, self.strengths, results, strict=True):
+            beta = max(float(found.formal_beta), 0.1)
+            field = AttentionField(
+                orthogonal(jr.key(self.seed), len(a), k * len(a), k, jnp.asarray(a)), Exponential(beta)
+            )
+            x0 = sphere.uniform(jr.key(self.seed + 1), n, k * len(a))
+            fall, _ = first_decrease(field, x0, jnp.linspace(0.0, 20.0, 201))
+            first = {name: float(value) for name, value in found.first().items()}
+            rows.append(
+                {"n": n, "k": k, "strengths": " ".join(f"{v:g}" for v in a), "formal beta*": float(found.formal_beta)}
+                | {"sharp beta": float(found.formal_sharp_beta)}
+                | {f"first beta failing: {name}": value for name, value in first.items()}
+                | {"first fall of a head, t at beta*": float(fall)}
+            )
+            ordered &= bool(np.all(found.condition8 >= found.sharp) and np.all(found.sharp >= found.exact))
+        lines = [Line("cases where a stricter margin fails no less often", float(ordered), 1.0, ordered)]
+
+        def draw(ax):
+            for i, (row, found) in enumerate(zip(rows, results, strict=True)):
+                colour = plots.COLOURS[i % len(plots.COLOURS)]
+                label = f"n {row['n']}, rank {row['k']}, strengths {row['strengths']}"
+                ax.plot(self.betas, found.condition8, ":", color=colour)
+                ax.plot(self.betas, found.exact, "-", color=colour, label=label)
+                if row["formal beta*"] > 0:
+                    ax.axvline(row["formal beta*"], color=colour, linewidth=0.5)
+            ax.set_xscale("log")
+            ax.set_xlabel(r"$\beta$ (vertical: formal $\beta^*$)")
+            ax.set_ylabel("share failing (dotted: Condition 8)")
+            ax.legend(fontsize=6)
+
+        return rows, lines, draw
+
+
+AnyStudy = PhaseDiagram | HeadDiversity | CriticalBeta
+
+
+@dataclass(frozen=True)
 class Study:
     """The file `attnflow sweep` reads: one `[study]` table with its `kind`."""
 
-    study: PhaseDiagram | HeadDiversity
+    study: PhaseDiagram | HeadDiversity | CriticalBeta
 
 
-def read(path: str | Path, assignments: Sequence[str] = ()) -> PhaseDiagram | HeadDiversity:
+def read(path: str | Path, assignments: Sequence[str] = ()) -> AnyStudy:
     """The validated study in a TOML file."""
     return build(Study, read_table(path, assignments)).study
 
 
 def run_study(
-    study: PhaseDiagram | HeadDiversity,
+    study: AnyStudy,
     out: Path,
     *,
     workers: int = 0,
@@ -178,17 +251,7 @@ def run_study(
     out.mkdir(parents=True, exist_ok=True)
     table = to_table(study)
     (out / "config.toml").write_text(to_toml({"study": table}), encoding="utf-8")
-    results = sweep(
-        study.run(),
-        study.points(),
-        shared=(jnp.linspace(0.0, study.t1, study.times),),
-        store=out / "store",
-        cost=_by_beta,
-        config=table,
-        workers=workers,
-        scheduler=scheduler,
-        progress=progress,
-    )
+    results = study.results(out, workers=workers, scheduler=scheduler, progress=progress)
     rows, lines, draw = study.summary(results)
     fig, axes = plots.figure()
     draw(axes[0, 0])
@@ -198,6 +261,21 @@ def run_study(
     content = {"rows": rows, "acceptance": [line._asdict() for line in lines]}
     (out / "results.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return rows, lines
+
+
+def _swept(study: Any, out: Path, *, workers: int, scheduler: str | None, progress: bool):
+    """The Dataset of a study's points, from its store where it has been there before."""
+    return sweep(
+        study.run(),
+        study.points(),
+        shared=(jnp.linspace(0.0, study.t1, study.times),),
+        store=out / "store",
+        cost=_by_beta,
+        config=to_table(study),
+        workers=workers,
+        scheduler=scheduler,
+        progress=progress,
+    )
 
 
 def _by_beta(beta, **rest):
