@@ -261,8 +261,13 @@ def growth_rates(flow: Flow, state: State) -> np.ndarray:
     there = np.flatnonzero(np.asarray(flow.present))
     y = state[0][there]
     full = eqx.tree_at(lambda f: (f.log_weights, f.alive), flow, (flow.log_weights[there], jnp.ones_like(flow.alive)))
-    jacobian = np.asarray(jax.jacfwd(lambda y: full.velocity((y, state[1]))[0])(y))
+    jacobian = np.asarray(_jacobian(full, y, state[1]))
     eye = np.broadcast_to(np.eye(y.shape[1]), (len(y), y.shape[1], y.shape[1]))
     tangent = np.linalg.qr(np.concatenate([np.asarray(y)[..., None], eye], axis=-1))[0][..., 1:]
     reduced = np.einsum("nda,ndme,meb->namb", tangent, jacobian, tangent)
     return np.linalg.eigvals(reduced.reshape([len(y) * (y.shape[1] - 1)] * 2))
+
+
+@eqx.filter_jit
+def _jacobian(flow, y, U):
+    return jax.jacfwd(lambda y: flow.velocity((y, U))[0])(y)

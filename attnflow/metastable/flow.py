@@ -117,6 +117,7 @@ def _tree(field: AttentionField, x0: np.ndarray, plan: Plan, observe: Mapping[st
         values=values | watch(dict(observe), field, history.tokens),
         final=history.tokens[-1],
         groups=tuple(sorted(tuple(sorted(g)) for g in walk.groups.values())),
+        threshold=plan.threshold,
         tries=walk.tries,
         history=history,
     )

@@ -120,7 +120,7 @@ class MergeTree:
 
     `merges` and `plateaus` are in order of time. `status` is "merged" (one token is left), "stable" (every perturbation of what
     is left decays: it never merges) or "not reached"; `reason` says more. `log_t` (T,) and `values` are the timeline, `final`
-    (n, d) the tokens at its end, `groups` which of them are one.
+    (n, d) the tokens at its end, `groups` which of them are one, `threshold` the width at which a union counts as merged.
     """
 
     field: AttentionField
@@ -132,6 +132,7 @@ class MergeTree:
     values: dict[str, Any]
     final: np.ndarray
     groups: tuple[tuple[int, ...], ...]
+    threshold: float
     tries: int
     history: History
 
