@@ -15,6 +15,13 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def forget_compiled_programs():
+    """A thousand tests compile gigabytes of programs: each file leaves none behind."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def key():
     return jr.key(20260)
