@@ -34,7 +34,7 @@ class Retracting(dfx.AbstractAdaptiveSolver, dfx.AbstractWrappedSolver):
     @property
     def scan_kind(self):
         """Read, and replaced, by diffrax's forward-mode and direct adjoints."""
-        return self.solver.scan_kind  # ty: ignore[unresolved-attribute]
+        return self.solver.scan_kind  # ty: ignore[missing-attribute]
 
     def order(self, terms):
         return self.solver.order(terms)
