@@ -20,6 +20,7 @@ BENCHMARKS = {
     "memory": False,
     "solve": False,
     "compile": False,
+    "transport": False,
 }
 
 

@@ -114,7 +114,7 @@ def to_uniform(x, *, weights=None, metric: Metric = "chordal", nodes: int = 4000
         converged = near.converged
     if metric == "geodesic" and d > 3:
         lower, upper = 2 * np.arcsin(min(lower / 2, 1.0)), min(np.pi / 2 * upper, np.pi)
-    lower, upper = np.float64(max(lower, 0.0)), np.float64(upper)
+    lower, upper = np.float64(max(lower, 0.0)) * (1 - 1e-12), np.float64(upper) * (1 + 1e-12)
     return Interval(lower, upper, method, reason, converged=converged, quantum=clouds.quantum)
 
 

@@ -13,7 +13,7 @@ Weights = Float[ArrayLike, " n"] | None
 
 
 def coupled(
-    x: Float[Array, "n d"], y: Float[Array, "n d"], *, weights: Weights = None, metric: Metric = "chordal"
+    x: Float[Array, "n d"], y: Float[Array, "m d"], *, weights: Weights = None, metric: Metric = "chordal"
 ) -> Float[Array, ""]:
     r"""$(\sum_i w_i c(x_i, y_i))^{1/2} \ge W_2$: the plan that keeps the pairs, for instance $x_i(t)$ with $\Pi x_i(0)$.
 
@@ -100,7 +100,7 @@ def sinkhorn_divergence(
     r"""Debiased Sinkhorn divergence $S_\epsilon = OT_\epsilon(\mu,\nu) - \frac12 OT_\epsilon(\mu,\mu) - \frac12 OT_\epsilon(\nu,\nu)$.
 
     Smooth in points and weights, near $W_2^2$ for small epsilon, but no bound of it: for losses and gradients. Value and
-    gradient are exactly 0 at coincident clouds. The gradient is that of the converged problem (envelope theorem), so
+    gradient are 0 at coincident clouds, to rounding, converged or not. The gradient is that of the converged problem (envelope theorem), so
     `iterations` must suffice; keep epsilon fixed along a curve. Negative values, which rounding makes and for the geodesic
     cost the definition does not exclude, are returned as 0 with their gradient.
 
