@@ -138,6 +138,10 @@ class Store:
                 self._array(name)
             except Exception:  # a missing or damaged header, whatever the reader says; the spec knows it
                 self._create(name)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove what killed writers left half-written. Call it under `lock`, with no writer at work."""
         for left in (*self.path.glob("**/*.partial"), *self.path.glob("**/*.temporary")):
             left.unlink(missing_ok=True)
 

@@ -117,6 +117,8 @@ def sweep(
                 finished = _commit(_computed(begin, again + todo), at, kept)
             for _ in finished:
                 tick()
+        if at is not None:
+            at.tidy()
     out = dataset(spec, kept.items()) if path is None else load(path)
     _report(out, throw)
     return out

@@ -14,7 +14,8 @@ import pytest
 TESTS = Path(__file__).parent
 
 DRIVER = """
-import json, sys
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with Ctrl-C ignored
 import jax
 jax.config.update("jax_enable_x64", True)
 jax.numpy.ones(3)  # JAX has started: a fork could hang from here on
