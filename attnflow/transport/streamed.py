@@ -39,6 +39,8 @@ def by_rows(f: Callable, x: Any, m: int) -> Any:
     rows = jax.tree.leaves(x)[0].shape[0]
     size = max(1, min(rows, BLOCK // m))
     blocks = -(-rows // size)
+    if blocks == 1:
+        return f(x)
 
     def fold(v):
         padded = jnp.concatenate([v, jnp.repeat(v[-1:], blocks * size - rows, axis=0)])
