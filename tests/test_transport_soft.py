@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from exact import close, relative_error
 
-from attnflow import sphere, transport
+from attnflow import AttentionField, ScalarHeads, Softmax, solve, sphere, transport
 from attnflow.transport import w2, w2_to, w2_to_subspace
 
 METRICS = ["chordal", "geodesic"]
@@ -127,6 +127,20 @@ def test_the_divergence_descends_to_the_target():
     for _ in range(10):
         x = sphere.retract(x - 5 * step(x))
     assert w2(x, y).value < 0.6 * before
+
+
+@pytest.mark.slow
+def test_gradients_reach_the_heads_through_a_solve():
+    x0, target, *_ = clouds(np.float64, n=8, m=6)
+
+    @jax.jit
+    def loss(strength):
+        field = AttentionField(ScalarHeads(strength), Softmax(2.0))
+        final = solve(field, x0, jnp.array([0.0, 0.5]), rtol=1e-9, atol=1e-11).final
+        return transport.sinkhorn_divergence(final, target, epsilon=0.2, iterations=400)
+
+    at, along = jnp.array([1.0, 0.5]), jnp.array([0.3, -0.7])
+    assert relative_error(jax.grad(loss)(at) @ along, central(loss, at, along, 1e-4)) < 1e-5
 
 
 def test_the_divergence_maps_over_a_batch(dtype):
