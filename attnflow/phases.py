@@ -4,10 +4,12 @@ Concentration of $\rho_t$ on $\Pi_\#\rho_0$, the projection on the leading eigen
 about log beta; departure; and a terminal phase on the leading eigenspace of V.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from scipy.optimize import minimize
 
 from .heads import AbstractHeads
 from .theory import low_temperature
@@ -67,6 +69,66 @@ def phases(
         _first(ts, distance > leave, k),
         _first(ts, to_terminal < terminal, 0),
     )
+
+
+class BoundFit(NamedTuple):
+    r"""Theorem 1 with fitted constants: $W_2 \le K\,a(\beta)e^{C_1t} + D\,e^{-ct}$, $a(\beta) = \sqrt{\log(\beta+1)/\beta}$."""
+
+    front: float
+    growth: float
+    start: float
+    decay: float
+    slack: float
+
+    def __call__(self, beta: float, ts) -> np.ndarray:
+        ts = np.asarray(ts)
+        return self.front * _prefactor(beta) * np.exp(self.growth * ts) + self.start * np.exp(-self.decay * ts)
+
+    def __str__(self):
+        return (
+            f"W2 <= {self.front:.3g} sqrt(log(beta+1)/beta) exp({self.growth:.3g} t) + {self.start:.3g} exp(-{self.decay:.3g} t)"
+            f", on average {self.slack:.3g} times the distance"
+        )
+
+
+def fit_bound(betas: Sequence[float], ts, distances: Sequence[np.ndarray], *, until: Sequence[float]) -> BoundFit:
+    r"""The tightest bound of the form of Theorem 1 (arXiv 2605.10931) that holds at every beta and time given.
+
+    One $(K, C_1, D, c)$ for all curves, least in the mean over beta and $t \le$ `until` (the time each flow leaves) of
+    log(bound / distance), and above every distance: the theorem leaves its constants open, so this is what its form can say of
+    these curves, not a verification. `slack` is the geometric mean of bound / distance there. NaN in `until` stands for all times.
+    """
+    ts = np.asarray(ts, float)
+    curves = np.array([np.asarray(w, float) for w in distances])
+    if curves.shape != (len(betas), len(ts)):
+        raise ValueError(f"`distances` must be {len(betas)} curves of {len(ts)} times, got shape {curves.shape}.")
+    looked_at = ts[None] <= np.where(np.isnan(until), np.inf, np.asarray(until, float))[:, None]
+    floor = max(float(curves.max()), 1e-300) * 1e-12  # a distance of 0 is met by any bound
+    log_w = np.log(np.maximum(curves, floor))
+    log_a = np.array([[np.log(_prefactor(beta))] for beta in betas])
+
+    def log_shape(p):
+        ratio, growth, decay = p
+        return np.logaddexp(ratio + log_a + np.exp(growth) * ts, -np.exp(decay) * ts)
+
+    def excess(p):
+        gap = log_shape(p) - log_w
+        return np.mean(gap[looked_at]) - gap.min()
+
+    span = ts[-1] - ts[0]
+    starts = [(r, np.log(g / span), np.log(c / span)) for r in (-4.0, 0.0) for g in (0.3, 3.0) for c in (3.0, 10.0)]
+    options = {"maxiter": 4000, "xatol": 1e-8, "fatol": 1e-10}
+    rates = (np.log(1e-3 / span), np.log(500 / span))  # e^{C_1 t} stays in range
+    ends = [(-40.0, 40.0), rates, rates]
+    fits = [minimize(excess, s, method="Nelder-Mead", bounds=ends, options=options) for s in starts]
+    best = min(fits, key=lambda fit: fit.fun)
+    scale = float(np.exp(-(log_shape(best.x) - log_w).min()))
+    ratio, growth, decay = (float(v) for v in np.exp(best.x))
+    return BoundFit(scale * ratio, growth, scale, decay, float(np.exp(best.fun)))
+
+
+def _prefactor(beta):
+    return np.sqrt(np.log1p(beta) / beta)
 
 
 def _leading_space(value, tolerance=1e-6):

@@ -40,9 +40,18 @@ def save(fig: Figure, path) -> None:
 
 
 def phases(
-    ax: Axes, ts: np.ndarray, distances: Sequence[np.ndarray], betas: Sequence[float], *, marks: Sequence[dict]
+    ax: Axes,
+    ts: np.ndarray,
+    distances: Sequence[np.ndarray],
+    betas: Sequence[float],
+    *,
+    marks: Sequence[dict],
+    bounds: Sequence[np.ndarray] = (),
 ) -> Axes:
-    r"""$W_2(\rho_t, \Pi_\#\rho_0)$ against t for every beta, with the minimum, departure and terminal time marked."""
+    r"""$W_2(\rho_t, \Pi_\#\rho_0)$ against t for every beta, with the minimum, departure and terminal time marked.
+
+    `bounds` are the curves of Theorem 1, drawn dashed where they are below the sphere's diameter.
+    """
     for i, (w, beta, mark) in enumerate(zip(distances, betas, marks, strict=True)):
         colour = COLOURS[i % len(COLOURS)]
         ax.plot(ts, w, color=colour, label=rf"$\beta = {beta:g}$")
@@ -50,6 +59,9 @@ def phases(
             t = mark.get(name)
             if t is not None and np.isfinite(t):
                 ax.plot(t, np.interp(t, ts, w), symbol, color=colour, markersize=5)
+    for i, bound in enumerate(bounds):
+        shown = np.where(np.asarray(bound) <= 2, bound, np.nan)
+        ax.plot(ts, shown, "--", color=COLOURS[i % len(COLOURS)], linewidth=1, label=None if i else "Theorem 1, fitted")
     ax.set_yscale("log")
     ax.set_xlabel("t")
     ax.set_ylabel(r"$W_2(\rho_t, \Pi_\#\rho_0)$")

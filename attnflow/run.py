@@ -15,7 +15,7 @@ from .config import Experiment, write
 from .facts import facts
 from .metastable import merge_flow
 from .observe import OBSERVABLES, minimum_cosine
-from .phases import phases
+from .phases import fit_bound, phases
 from .solve import Trajectory, solve
 
 
@@ -68,7 +68,7 @@ def _solved(experiment, x0, fields, out, say):
         flows.append((traj, found))
         _save_flow(out / f"flow_{k}.npz", traj, weights, found)
     if experiment.phases is not None or experiment.observe:
-        _draw(experiment, rows, flows, out)
+        _draw(experiment, rows, flows, out, say)
     return rows
 
 
@@ -137,12 +137,16 @@ def _save_arrays(path: Path, arrays: dict) -> None:
     os.replace(partial, path)
 
 
-def _draw(experiment, rows, flows, out):
+def _draw(experiment, rows, flows, out, say):
     ts = np.asarray(flows[0][0].ts)
     if experiment.phases is not None:
         fig, axes = plots.figure()
         distances = [found.distance for _, found in flows]
-        plots.phases(axes[0, 0], ts, distances, [row["beta"] for row in rows], marks=rows)
+        betas = [row["beta"] for row in rows]
+        bound = fit_bound(betas, ts, distances, until=[row["t_leave"] for row in rows])
+        say(f"Theorem 1, constants fitted: {bound}")
+        bounds = [bound(beta, ts) for beta in betas]
+        plots.phases(axes[0, 0], ts, distances, betas, marks=rows, bounds=bounds)
     else:
         names = experiment.observe
         fig, axes = plots.figure(len(names), 1, height=1.6 + 1.6 * len(names))

@@ -1,6 +1,7 @@
 """The main job, end to end."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from attnflow import config
 from attnflow.run import run
+from attnflow.theory.low_temperature import projection_rate
 
 ROOT = Path(__file__).parents[1]
 
@@ -18,7 +20,8 @@ ROOT = Path(__file__).parents[1]
 def test_showcase_reproduces_the_three_phases(tmp_path):
     """Case 1: V = diag(1, .5), B = diag(1, 4); times within 1, minima of W2 within 3 % and to the space within 1 %."""
     experiment = config.read(ROOT / "configs" / "low_temperature.toml", ["solve.times=61"])
-    rows = run(experiment, tmp_path / "run", say=lambda _: None)
+    said = []
+    rows = run(experiment, tmp_path / "run", say=lambda line: said.append(str(line)))
     expected = {
         8.0: (0.198, 0.1696, 8.0, 11.5, 17.0),
         32.0: (0.1002, 0.0886, 10.5, 15.5, 21.5),
@@ -31,6 +34,10 @@ def test_showcase_reproduces_the_three_phases(tmp_path):
         assert abs(row["t_min"] - t_min) <= 1 and abs(row["t_leave"] - leave) <= 1
         assert abs(row["t_terminal"] - terminal) <= 1
     assert (tmp_path / "run" / "figure.svg").stat().st_size > 1000
+    decay = float(re.search(r"exp\(-(\S+) t\)", said[-1]).group(1))
+    assert (
+        abs(decay - float(projection_rate(experiment.fields()[1][0][1].heads))) < 0.02
+    )  # 1/4, the rate of Corollary 2
 
 
 def test_run_folder_says_what_made_it(tmp_path):
