@@ -1,5 +1,7 @@
 """W2: the exact solver, the certified interval, and a plain Sinkhorn call, with what each is wrong by."""
 
+import itertools
+import statistics
 import warnings
 
 import jax
@@ -7,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnflow import transport
+from attnflow.transport import exact as exact_methods
 
 from .measure import NotRun, Recorder
 
@@ -19,6 +22,7 @@ def main(recorder: Recorder) -> None:
         for d, metric in ((2, "chordal"), (3, "chordal"), (3, "geodesic"), (16, "chordal")):
             contest(recorder, n, d, metric)
     circle(recorder, 1000 if recorder.tiny else 100_000)
+    containment(recorder, repeats=1, sizes=(50,)) if recorder.tiny else containment(recorder)
     if not recorder.tiny:
         large(recorder)
 
@@ -75,6 +79,39 @@ def plain_ott(x, y, weights, metric):
 
     arrays = [jnp.asarray(v) for v in (x, y, weights["x_weights"], weights["y_weights"])]
     return lambda: jax.block_until_ready(run(*arrays))
+
+
+def containment(recorder: Recorder, *, repeats: int = 3, sizes: tuple[int, ...] = (50, 100, 300, 1000)) -> None:
+    """Whether the bounds hold: every kind of case against network simplex on costs from the definition."""
+    kinds = itertools.product((2, 3, 16), ("chordal", "geodesic"), (False, True), ("float32", "float64"))
+    missed, widths, cases = 0, {n: [] for n in sizes}, 0
+    for (d, metric, weighted, dtype), n, seed in itertools.product(list(kinds), sizes, range(repeats)):
+        rng = np.random.default_rng((seed, n, d))
+        m = n if d == 3 else (3 * n) // 4
+        x, y = rng.normal(size=(n, d)), rng.normal(size=(m, d)) + np.eye(d)[0]
+        x, y = ((p / np.linalg.norm(p, axis=1, keepdims=True)).astype(dtype) for p in (x, y))
+        a, b = (rng.random(k) if weighted else np.ones(k) for k in (n, m))
+        a, b = ((w / w.sum()).astype(dtype) for w in (a, b))
+        value = defined(x, y, a, b, metric)
+        for method in (None, "sinkhorn"):
+            found = transport.w2(x, y, x_weights=a, y_weights=b, metric=metric, method=method)
+            cases += 1
+            missed += not (found.lower <= value * (1 + 1e-9) and value * (1 - 1e-9) <= found.upper)
+        widths[n].append(float(found.relative_width))
+    for n, found in widths.items():
+        values = {"median_relative_width": statistics.median(found), "largest_relative_width": max(found)}
+        recorder.write("w2 bounds", "interval 1e-3", {"n": n}, cases=len(found), **values)
+    recorder.write("w2 bounds", "all", {"sizes": list(sizes)}, cases=cases, missed=missed)
+
+
+def defined(x, y, a, b, metric):
+    """The distance by POT, on a matrix of costs from the definition in float64."""
+    x, y, a, b = (np.asarray(v, np.float64) for v in (x, y, a, b))
+    cost = np.sum((x[:, None] - y[None]) ** 2, axis=2)
+    if metric == "geodesic":
+        x, y = (p / np.linalg.norm(p, axis=1, keepdims=True) for p in (x, y))
+        cost = np.arccos(np.clip(x @ y.T, -1, 1)) ** 2
+    return np.sqrt(exact_methods.exact_solver().emd2(a / a.sum(), b / b.sum(), cost, numItermax=10**8))
 
 
 def circle(recorder: Recorder, n: int) -> None:
