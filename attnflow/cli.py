@@ -116,18 +116,26 @@ def figure(name: Annotated[str, tyro.conf.Positional], /, out: Path = Path("runs
 
     Examples: attnflow figure kinetic; attnflow figure all --out gallery
     """
-    from .figures import FIGURES, configuration
+    from .figures import FIGURES, STUDIES, configuration
     from .run import run as solve_all
     from .run import table
+    from .studies import read as read_study
+    from .studies import run_study
 
     console = _console()
     missed = 0
-    for each in FIGURES if name == "all" else [name]:
-        experiment = read(configuration(each))
-        _precision(experiment.dtype)
-        rows = solve_all(experiment, out / each, say=lambda _: None)
-        console.print(table(experiment.title, rows))
-        missed += _show(console, FIGURES[each](rows), out / each)
+    for each in (*FIGURES, *STUDIES) if name == "all" else [name]:
+        if each in STUDIES:
+            made = read_study(configuration(each))
+            _precision("float64")
+            rows, lines = run_study(made, out / each, progress=sys.stderr.isatty())
+        else:
+            made = read(configuration(each))
+            _precision(made.dtype)
+            rows = solve_all(made, out / each, say=lambda _: None)
+            lines = FIGURES[each](rows)
+        console.print(table(made.title, rows))
+        missed += _show(console, lines, out / each)
     if missed:
         raise SystemExit(3)
 

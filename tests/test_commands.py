@@ -61,6 +61,8 @@ def test_acceptance_lines_can_miss():
 def test_every_figure_has_its_configuration_and_others_are_refused():
     for name in figures.FIGURES:
         config.read(figures.configuration(name))
+    for name in figures.STUDIES:
+        studies.read(figures.configuration(name))
     with pytest.raises(ConfigError, match="no figure `nothing`; known: low_temperature"):
         figures.configuration("nothing")
 
@@ -88,6 +90,23 @@ def test_head_diversity_agrees_with_the_equiangular_times(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_least_distance_falls_like_the_root_of_beta(tmp_path):
+    study = studies.read(ROOT / "configs" / "beta_slope.toml", ["study.betas=[8, 32, 128]", "study.n=1000"])
+    rows, lines = studies.run_study(study, tmp_path)
+    assert all(line.good for line in lines), lines
+    assert [row["min W2"] for row in rows] == pytest.approx([0.198, 0.1002, 0.0499], rel=0.03)
+
+
+@pytest.mark.slow
+def test_softmax_wins_from_one_start_and_loses_from_two(tmp_path):
+    study = studies.read(ROOT / "configs" / "relu_softmax.toml", ["study.n=[16]", "study.seeds=3", "study.times=61"])
+    (row,), lines = studies.run_study(study, tmp_path)
+    assert all(line.good for line in lines), lines
+    assert row["softmax"] < row["relu"] < row["relu, linearised"] / 3
+    assert row["softmax, uniform tokens"] < row["relu, uniform tokens"]
+
+
+@pytest.mark.slow
 def test_fit_saves_heads_that_load_again(tmp_path):
     small = ["steps=2", "n=6", "d=4", "clouds=1", "fresh=4", "horizon=1.0"]
     spec = fitting.read(ROOT / "configs" / "radial_dominance.toml", small)
@@ -101,6 +120,8 @@ def test_fit_saves_heads_that_load_again(tmp_path):
     ("read", "name", "assignment", "message"),
     [
         (studies.read, "phase_diagram", "study.beta=[1]", r"study: beta must be an interval"),
+        (studies.read, "beta_slope", "study.betas=[8]", r"study: betas must be at least two positive numbers"),
+        (studies.read, "beta_slope", "study.value=0.1", r"score \* value above 1"),
         (studies.read, "phase_diagram", "study.kind=phase", r"study\.kind: must be one of"),
         (studies.read, "phase_diagram", "study.sed=1", r"study\.sed: unknown key; did you mean `seed`"),
         (fitting.read, "radial_dominance", "beta=1", r"beta must be an interval"),
