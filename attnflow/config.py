@@ -95,7 +95,10 @@ class MergeSpec:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One flow per beta: tokens, heads, attention, times and what to observe."""
+    """One flow per beta: tokens, heads, attention, times and what to observe.
+
+    `save_tokens` keeps the tokens of every frame, times x n x d numbers, which phases and the report page need.
+    """
 
     tokens: Tokens
     heads: HeadsSpec
@@ -107,6 +110,7 @@ class Experiment:
     attention: AttentionSpec = field(default_factory=AttentionSpec)
     solve: SolveSpec = field(default_factory=SolveSpec)
     observe: tuple[str, ...] = ("order_parameter",)
+    save_tokens: bool = True
     phases: PhasesSpec | None = None
     merge: MergeSpec | None = None
 
@@ -114,6 +118,8 @@ class Experiment:
         for name in self.observe:
             if name not in observe.OBSERVABLES:
                 raise ConfigError(f"observe: no observable `{name}`; known: {', '.join(observe.OBSERVABLES)}.")
+        if self.phases is not None and not self.save_tokens:
+            raise ConfigError("save_tokens: must be true for a `[phases]` table, which is read off the tokens.")
 
     def build_tokens(self):
         """Tokens and weights (or None) in the experiment's dtype."""

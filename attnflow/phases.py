@@ -58,7 +58,7 @@ def phases(
     target = np.asarray(low_temperature.projection(heads, jnp.asarray(tokens[0])))
     distance = np.array([float(w2(x, target, x_weights=weights, y_weights=weights)) for x in tokens])
     to_space = np.array([float(low_temperature.zero_temperature_w2(heads, x, w)) for x in jnp.asarray(tokens)])
-    to_terminal = _distance_to(_leading_space(np.asarray(heads.dense(tokens.shape[-1]).value)[0]), tokens, weights)
+    to_terminal = _distance_to(leading_space(np.asarray(heads.dense(tokens.shape[-1]).value)[0]), tokens, weights)
     k = int(distance.argmin())
     return Phases(
         distance,
@@ -131,7 +131,7 @@ def _prefactor(beta):
     return np.sqrt(np.log1p(beta) / beta)
 
 
-def _leading_space(value, tolerance=1e-6):
+def leading_space(value, tolerance=1e-6):
     """Orthonormal basis of the real invariant space of the eigenvalues of largest real part (a plane for a complex pair)."""
     mu, vectors = np.linalg.eig(value)
     top = np.abs(mu.real - mu.real.max()) <= tolerance * max(1.0, np.abs(mu).max())

@@ -13,23 +13,25 @@ from rich.table import Table
 from . import plots
 from .config import Experiment, write
 from .facts import facts
+from .files import save_heads
 from .metastable import merge_flow
 from .observe import OBSERVABLES, minimum_cosine
-from .phases import fit_bound, phases
+from .phases import Phases, fit_bound, phases
 from .solve import Trajectory, solve
 
 
 def run(experiment: Experiment, out: Path, *, say: Callable[[object], None] = print) -> list[dict]:
     """Solve the experiment for every beta, write the run folder `out`, and return one row of results per beta.
 
-    The folder holds `config.toml` (resolved), `facts.json` (versions, device, seed), `flow_K.npz` (times, tokens,
-    weights, observables of the K-th beta) or with a `[merge]` table `tree_K.npz` (plateaus, merges), `results.json` and,
-    where there is something to draw, `figure.svg` and `.png`.
+    The folder holds `config.toml` (resolved), `facts.json` (versions, device, seed), `heads.safetensors`, `flow_K.npz` (times,
+    tokens, weights, observables of the K-th beta) or with a `[merge]` table `tree_K.npz` (plateaus, merges, tokens over
+    ln t), `results.json` and, where there is something to draw, `figure.svg` and `.png`.
     """
     x0, fields = experiment.fields()
     out.mkdir(parents=True, exist_ok=True)
     write(experiment, out / "config.toml")
     _dump(out / "facts.json", facts() | {"seed": experiment.seed, "dtype": experiment.dtype})
+    save_heads(out / "heads.safetensors", fields[0][1].heads)
     rows = _merged(experiment, x0, fields, out, say) if experiment.merge else _solved(experiment, x0, fields, out, say)
     _dump(out / "results.json", rows)
     return rows
@@ -43,7 +45,7 @@ def _solved(experiment, x0, fields, out, say):
             x0,
             experiment.solve.ts,
             observe={name: OBSERVABLES[name] for name in experiment.observe},
-            save_tokens=True,
+            save_tokens=experiment.save_tokens,
             solver=experiment.solve.diffrax(),
             rtol=experiment.solve.rtol,
             atol=experiment.solve.atol,
@@ -66,7 +68,7 @@ def _solved(experiment, x0, fields, out, say):
             row |= found.row
         rows.append(row)
         flows.append((traj, found))
-        _save_flow(out / f"flow_{k}.npz", traj, weights, found)
+        save_flow(out / f"flow_{k}.npz", traj, weights, found)
     if experiment.phases is not None or experiment.observe:
         _draw(experiment, rows, flows, out, say)
     return rows
@@ -96,7 +98,9 @@ def _merged(experiment, x0, fields, out, say):
         trees.append(tree)
         lasting = np.array([tuple(p) for p in tree.plateaus], dtype=float).reshape(-1, 4)
         merges = np.array([(m.log_t, m.weight, m.error) for m in tree.merges], dtype=float).reshape(-1, 3)
-        _save_arrays(out / f"tree_{k}.npz", {"plateaus": lasting, "merges": merges, "final": tree.final})
+        _save_arrays(
+            out / f"tree_{k}.npz", {"plateaus": lasting, "merges": merges, "final": tree.final} | _frames(tree)
+        )
     fig, axes = plots.figure(1, 2, width=8.0)
     betas = [row["beta"] for row in rows]
     shifts = betas if experiment.attention.kind == "exponential" else None
@@ -105,6 +109,13 @@ def _merged(experiment, x0, fields, out, say):
     axes[0, 1].set_title(rf"$\beta = {rows[-1]['beta']:g}$", fontsize=9)
     _save_figure(experiment, fig, out)
     return rows
+
+
+def _frames(tree):
+    """Up to 400 of a tree's points in time, with their tokens and observables; t = 0 is left out."""
+    some = np.unique(np.linspace(1, len(tree.log_t) - 1, min(400, len(tree.log_t) - 1)).round().astype(int))
+    values = {name: np.asarray(value)[some] for name, value in tree.values.items()}
+    return {"log_t": tree.log_t[some], "tokens": tree.history.tokens[some]} | values
 
 
 def table(title: str, rows: list[dict]) -> Table:
@@ -117,7 +128,8 @@ def table(title: str, rows: list[dict]) -> Table:
     return shown
 
 
-def _save_flow(path: Path, traj: Trajectory, weights, found) -> None:
+def save_flow(path: Path, traj: Trajectory, weights=None, found: Phases | None = None) -> None:
+    """Times, observables, last tokens and statistics of a flow, and its distances, in one .npz that appears whole."""
     arrays = {"ts": traj.ts, "final": traj.final}
     for name, value in traj.values.items():
         leaves = jax.tree.leaves(value)
