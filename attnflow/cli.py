@@ -141,6 +141,28 @@ def figure(name: Annotated[str, tyro.conf.Positional], /, out: Path = Path("runs
 
 
 @app.command
+def report(
+    folder: Annotated[Path, tyro.conf.Positional],
+    /,
+    out: Path | None = None,
+    cell: Annotated[tuple[int, ...], tyro.conf.arg(metavar="INDEX ...")] = (),
+) -> None:
+    """Write one HTML page of a run, sweep or fit: tokens that move, curves, tables; it opens from disk, without network.
+
+    --cell solves one point of a study again, by its index along every axis, and links its page from the diagram.
+    Examples: attnflow report runs/low_temperature; attnflow report runs/phase_diagram --cell 12 0 0
+    """
+    from .report import report as write
+
+    _precision("float64")
+    if cell:
+        from .cells import open_cell
+
+        print(f"written {open_cell(folder, cell)}")
+    print(f"written {write(folder, out)}")
+
+
+@app.command
 def inspect(
     folder: Annotated[Path, tyro.conf.Positional], /, text: Path | None = None, json: Path | None = None
 ) -> None:

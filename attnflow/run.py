@@ -130,7 +130,7 @@ def table(title: str, rows: list[dict]) -> Table:
 
 def save_flow(path: Path, traj: Trajectory, weights=None, found: Phases | None = None) -> None:
     """Times, observables, last tokens and statistics of a flow, and its distances, in one .npz that appears whole."""
-    arrays = {"ts": traj.ts, "final": traj.final}
+    arrays: dict = {"ts": traj.ts, "final": traj.final}
     for name, value in traj.values.items():
         leaves = jax.tree.leaves(value)
         arrays |= {name if len(leaves) == 1 else f"{name}_{i}": leaf for i, leaf in enumerate(leaves)}

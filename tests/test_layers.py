@@ -17,7 +17,7 @@ FLOORS = [
     ["solve"],
     ["lanes", "dataset"],
     ["workers", "descent"],
-    ["metastable", "claims", "onset", "equilibria", "fit", "survey", "sweep", "pretrained", "phases"],
+    ["metastable", "longrun", "claims", "onset", "equilibria", "fit", "survey", "sweep", "pretrained", "phases"],
     ["dominance"],
     ["plots", "verify"],
     ["report"],
@@ -25,6 +25,7 @@ FLOORS = [
     ["config"],
     ["run", "figures", "fitting"],
     ["studies"],
+    ["cells", "gallery"],
     ["cli"],
     ["__main__"],
 ]

@@ -11,14 +11,19 @@ import numpy as np
 import pytest
 from browser import chromium
 
-from attnflow import config
+from attnflow import config, studies
+from attnflow.cells import open_cell
+from attnflow.dataset import load
 from attnflow.files import save_heads
 from attnflow.heads import AlignedHeads, ScalarHeads
 from attnflow.points import grid
 from attnflow.report import report
 from attnflow.report.flows import flows, projection
 from attnflow.run import run
+from attnflow.schema import ConfigError
 from attnflow.sweep import sweep
+
+ROOT = Path(__file__).parents[1]
 
 EXPERIMENT = """
 title = "small"
@@ -239,3 +244,23 @@ def test_run_folders_of_the_project_have_a_page(tmp_path):
         and "<td>1.5</td>" in text
         and parsed(tmp_path / "report.html").tags.count("script") == 0
     )
+
+
+@pytest.mark.slow
+def test_a_cell_is_the_same_flow_as_in_the_sweep_and_is_linked(tmp_path):
+    study = studies.read(
+        ROOT / "configs" / "phase_diagram.toml",
+        ["study.n=8", "study.betas=3", "study.seeds=2", "study.times=5", "study.t1=3.0"],
+    )
+    studies.run_study(study, tmp_path)
+    page = open_cell(tmp_path, (2, 0, 1))
+    with np.load(tmp_path / "cells" / "2_0_1" / "flow_0.npz") as again:
+        swept = load(tmp_path / "store").mean_cosine.isel(beta=2, strengths=0, key=1)
+        assert np.allclose(again["mean_cosine"], swept, atol=1e-6) and again["tokens"].shape == (5, 8, 2)
+    rows = json.loads(parsed(report(tmp_path)).data)["choices"][0]["rows"]
+    assert page.exists() and [row["href"] for row in rows] == [None] * 3  # the rows show the first key
+    open_cell(tmp_path, (2, 0, 0))
+    rows = json.loads(parsed(report(tmp_path)).data)["choices"][0]["rows"]
+    assert rows[2]["href"] == "cells/2_0_0/report.html" and rows[2]["command"].endswith("--cell 2 0 0")
+    with pytest.raises(ConfigError, match=r"one index per axis \(beta 0..2, strengths 0..0, key 0..1\), got 2 0 2"):
+        open_cell(tmp_path, (2, 0, 2))

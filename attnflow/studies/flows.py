@@ -25,14 +25,26 @@ def close_pairs(field, x):
     return observe.pair_fraction(x, CLOSE)
 
 
-def one_flow(beta, strengths, key, ts, *, n: int, d: int, kind: str, rtol: float, orthogonal: bool = False):
+def one_flow(
+    beta,
+    strengths,
+    key,
+    ts,
+    *,
+    n: int,
+    d: int,
+    kind: str,
+    rtol: float,
+    orthogonal: bool = False,
+    save_tokens: bool = False,
+):
     """One point: a flow of n uniform tokens, or of orthonormal ones moved by 1e-3, under scalar heads."""
     noise = sphere.uniform(key, n, d)
     x0 = sphere.retract(jnp.eye(n, d) + 1e-3 * noise) if orthogonal else noise
     attention = ReLU() if kind == "relu" else {"softmax": Softmax, "exponential": Exponential}[kind](beta)
     field = AttentionField(ScalarHeads(strengths), attention, reduction=Dense())
     seen = {"close_pairs": close_pairs, "mean_cosine": observe.mean_cosine}
-    return solve(field, x0, ts, observe=seen, rtol=rtol, atol=1e-3 * rtol, throw=False)
+    return solve(field, x0, ts, observe=seen, save_tokens=save_tokens, rtol=rtol, atol=1e-3 * rtol, throw=False)
 
 
 def swept(study: Any, run: Callable, points: Points, *, shared: tuple, store: Path, **options):

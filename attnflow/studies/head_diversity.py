@@ -1,5 +1,6 @@
 """Two heads of one total strength: whether unequal ones cluster faster."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,15 +36,18 @@ class HeadDiversity:
 
     @property
     def ts(self):
-        return jnp.asarray(self.ts)
+        return jnp.linspace(0.0, self.t1, self.times)
 
     def points(self):
         strengths = np.array([[self.mean - s, self.mean + s] for s in self.spreads])
         return grid(beta=np.array([self.beta]), strengths=strengths, key=jr.split(jr.key(self.seed), self.seeds))
 
+    def flow(self) -> Callable:
+        """One point: (beta, strengths, key, ts) to a trajectory."""
+        return partial(one_flow, n=self.n, d=self.d, kind="softmax", rtol=self.rtol, orthogonal=True)
+
     def results(self, out: Path, **options) -> Any:
-        run = partial(one_flow, n=self.n, d=self.d, kind="softmax", rtol=self.rtol, orthogonal=True)
-        return swept(self, run, self.points(), shared=(self.ts,), store=out / "store", **options)
+        return swept(self, self.flow(), self.points(), shared=(self.ts,), store=out / "store", **options)
 
     def summary(self, results: Any) -> tuple[list[dict], list[Line], Any]:
         cosine = results.mean_cosine.isel(beta=0).transpose("strengths", "key", "time").values

@@ -1,5 +1,6 @@
 """Phase diagrams: how clustered the tokens are over beta and time."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,15 +41,18 @@ class PhaseDiagram:
 
     @property
     def ts(self):
-        return jnp.asarray(self.ts)
+        return jnp.linspace(0.0, self.t1, self.times)
 
     def points(self):
         keys = jr.split(jr.key(self.seed), self.seeds)
         return grid(beta=np.linspace(self.beta[0], self.beta[1], self.betas), strengths=np.ones((1, 1)), key=keys)
 
+    def flow(self) -> Callable:
+        """One point: (beta, strengths, key, ts) to a trajectory."""
+        return partial(one_flow, n=self.n, d=self.d, kind=self.attention, rtol=self.rtol)
+
     def results(self, out: Path, **options) -> Any:
-        run = partial(one_flow, n=self.n, d=self.d, kind=self.attention, rtol=self.rtol)
-        return swept(self, run, self.points(), shared=(self.ts,), store=out / "store", **options)
+        return swept(self, self.flow(), self.points(), shared=(self.ts,), store=out / "store", **options)
 
     def summary(self, results: Any) -> tuple[list[dict], list[Line], Any]:
         """Rows of the half-level edge, acceptance lines, and a function that draws."""
