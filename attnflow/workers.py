@@ -6,6 +6,7 @@ not travel, so a lost worker costs the chunk it was computing. Needs the extra `
 
 import contextlib
 import functools
+import logging
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -47,12 +48,14 @@ def cluster(workers: int, scheduler: str | None) -> "Generator[Client]":
         "distributed.worker.multiprocessing-method": "spawn",
     }
     local = {"host": "127.0.0.1", "port": 0, "dashboard": False}
+    quiet = {"silence_logs": logging.WARNING}  # a page of news about connections otherwise
     nannies = {
-        rank: {"cls": Nanny, "options": {**local, "nthreads": 1, "env": environment(rank, workers)}}
+        rank: {"cls": Nanny, "options": {**local, **quiet, "nthreads": 1, "env": environment(rank, workers)}}
         for rank in range(workers)
     }
     hub = {"cls": Scheduler, "options": {**local, "dashboard_address": "127.0.0.1:0"}}  # any free port
-    with dask.config.set(settings), SpecCluster(workers=nannies, scheduler=hub) as pool, Client(pool) as client:
+    started = SpecCluster(workers=nannies, scheduler=hub, **quiet)
+    with dask.config.set(settings), started as pool, Client(pool) as client:
         client.wait_for_workers(workers)
         yield client
 

@@ -21,6 +21,7 @@ BENCHMARKS = {
     "solve": False,
     "compile": False,
     "transport": False,
+    "sweep": False,
 }
 
 
