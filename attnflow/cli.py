@@ -111,31 +111,29 @@ def verify(
 
 
 @app.command
-def figure(name: Annotated[str, tyro.conf.Positional], /, out: Path = Path("runs/figures")) -> None:
+def figure(
+    name: Annotated[str, tyro.conf.Positional], /, out: Path = Path("runs/figures"), page: Path | None = None
+) -> None:
     """Make a figure of the papers, or `all`, and print its acceptance lines. Exit code 3 if one is missed.
 
-    Examples: attnflow figure kinetic; attnflow figure all --out gallery
+    --page writes one Markdown page with all the figures made. Examples: attnflow figure kinetic;
+    attnflow figure all --out gallery; attnflow figure all --page docs/gallery.md
     """
-    from .figures import FIGURES, STUDIES, configuration
-    from .run import run as solve_all
+    from .gallery import NAMES, make
+    from .gallery.page import write
     from .run import table
-    from .studies import read as read_study
-    from .studies import run_study
 
+    _precision("float64")
     console = _console()
-    missed = 0
-    for each in (*FIGURES, *STUDIES) if name == "all" else [name]:
-        if each in STUDIES:
-            made = read_study(configuration(each))
-            _precision("float64")
-            rows, lines = run_study(made, out / each, progress=sys.stderr.isatty())
-        else:
-            made = read(configuration(each))
-            _precision(made.dtype)
-            rows = solve_all(made, out / each, say=lambda _: None)
-            lines = FIGURES[each](rows)
-        console.print(table(made.title, rows))
+    missed, made = 0, {}
+    for each in NAMES if name == "all" else [name]:
+        title, rows, lines = make(each, out / each)
+        console.print(table(title, rows))
         missed += _show(console, lines, out / each)
+        made[each] = title, lines
+    if page is not None:
+        write(page, made, out)
+        print(f"written {page}")
     if missed:
         raise SystemExit(3)
 
@@ -268,7 +266,7 @@ def main() -> None:
     except ConfigError as error:
         print(f"attnflow: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except (RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, OSError, MemoryError) as error:
         print(f"attnflow: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt as stop:

@@ -17,7 +17,7 @@ from .attention import concrete
 from .field import AbstractField, overflow_is_possible
 from .stepping import Retracting, all_finite, stop_at_non_finite
 from .trajectory import REMEDY, Status, Trajectory
-from .validate import checked_times, checked_tokens, checked_tolerances, warn_unless_resolved
+from .validate import checked_times, checked_tokens, checked_tolerances, refuse_what_cannot_fit, warn_unless_resolved
 
 Observable = Callable[[Any, Array], Any]
 
@@ -57,7 +57,8 @@ def solve(
     - `throw`: raise where the run did not finish. Inside jit, vmap or grad nothing can be raised for one lane: there, as
       with `throw=False`, frames not reached are NaN, gradients of an unfinished run are NaN, and `stats` tells.
 
-    **Errors:** ValueError naming the argument, the rule and the remedy; RuntimeError where the run did not finish.
+    **Errors:** ValueError naming the argument, the rule and the remedy; MemoryError, with an estimate, where the run cannot
+    fit; RuntimeError where the run did not finish.
     """
     if clock not in ("physical", "scaled"):
         raise ValueError(f'`clock` must be "physical" or "scaled", got {clock!r}.')
@@ -68,6 +69,7 @@ def solve(
     observe = dict(observe or {})
     if save_tokens:
         observe["tokens"] = _tokens
+    refuse_what_cannot_fit(field, x0, len(ts), observe)
     plan = _Plan(
         tuple(observe.items()),
         event,

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import observe, sphere
+from . import memory, observe, sphere
 from .attention import Exponential, Softmax, concrete
 from .field import AttentionField
+from .reduce import Dense, Differences
 
 
 def checked_tokens(x0, *, on_sphere: bool = True, normalize: bool = False):
@@ -93,3 +94,31 @@ def warn_unless_resolved(field, x0):
             "nodes leaves its metastable state early. Use more nodes, or refine them where mass is attended.",
             stacklevel=3,
         )
+
+
+LARGE = 2**24  # bytes below which nothing is estimated
+
+
+def refuse_what_cannot_fit(field, x0, frames: int, seen: dict) -> None:
+    """MemoryError before a solve whose saved frames and score matrices would not fit; costs nothing for small runs."""
+    if not concrete(x0):
+        return
+    (n, d), size = x0.shape, x0.dtype.itemsize
+    scores = 0
+    if isinstance(field, AttentionField):
+        method, H = field.method(x0), field.heads.count
+        scores = (
+            n * n * (3 * H + d)
+            if isinstance(method, Differences)
+            else 3 * H * n * n
+            if isinstance(method, Dense)
+            else 0
+        )
+    if size * (scores + frames * n * max(d, n if seen else 0)) < LARGE:
+        return
+    shapes = jax.eval_shape(lambda f, x: {name: see(f, x) for name, see in seen.items()}, field, x0)
+    saved = {
+        f"`{name}`": frames * sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(s)) for name, s in shapes.items()
+    }
+    remedy = "use `Blocked()` in place of dense scores, fewer `ts`, or observables in place of saved tokens"
+    memory.refuse_more_than(memory.available(), {"scores": scores * size, **saved}, remedy)

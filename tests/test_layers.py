@@ -7,7 +7,7 @@ PACKAGE = Path(__file__).parents[1] / "attnflow"
 
 FLOORS = [
     ["exponential"],
-    ["sphere", "tiles", "mesh", "store", "facts", "points"],
+    ["sphere", "tiles", "mesh", "store", "facts", "points", "memory"],
     ["reduce", "captured"],
     ["harmonics", "sharded", "transport", "heads", "schema"],
     ["attention"],
