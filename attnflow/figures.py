@@ -55,14 +55,27 @@ FIGURES: dict[str, Callable[[list[dict]], list[Line]]] = {
     "kinetic": kinetic,
     "staircase": staircase,
 }
-STUDIES = ("beta_slope", "relu_softmax", "phase_diagram", "phase_diagram_128", "head_diversity", "critical_beta")
+STUDIES = (
+    "beta_slope",
+    "relu_softmax",
+    "phase_diagram",
+    "phase_diagram_usa",
+    "phase_diagram_128",
+    "head_diversity",
+    "critical_beta",
+)
 """Figures whose configuration is a study, which brings its own lines."""
 
 
 def configuration(name: str) -> Path:
-    """The TOML of a figure: beside the package in a checkout, inside it once installed."""
+    """The TOML of a figure."""
     if name not in (*FIGURES, *STUDIES):
         raise ConfigError(f"no figure `{name}`; known: {', '.join((*FIGURES, *STUDIES))}, all.")
+    return find_configuration(name)
+
+
+def find_configuration(name: str) -> Path:
+    """configs/NAME.toml, beside the package in a checkout, inside it once installed."""
     here = Path(__file__).parent
     for folder in (here / "configs", here.parent / "configs"):
         if (path := folder / f"{name}.toml").exists():

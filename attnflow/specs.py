@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 
 from . import heads as head_families
@@ -38,6 +39,19 @@ class UniformTokens:
 
     def build(self, key):
         return sphere.uniform(key, self.n, self.d), None
+
+
+@dataclass(frozen=True)
+class BoxTokens:
+    """n independent uniform tokens of the box [-half, half]^d, for flows in flat space."""
+
+    kind: ClassVar = "box"
+    n: int
+    d: int
+    half: float = 1.0
+
+    def build(self, key):
+        return jr.uniform(key, (self.n, self.d), minval=-self.half, maxval=self.half), None
 
 
 @dataclass(frozen=True)
@@ -191,6 +205,7 @@ class HeadsFromFile:
 
 Tokens = (
     UniformTokens
+    | BoxTokens
     | EquiangularTokens
     | VonMisesFisherTokens
     | AngleTokens

@@ -38,5 +38,7 @@ def figure(rows: int = 1, columns: int = 1, *, width: float = 6.4, height: float
 
 def save(fig: Figure, path) -> None:
     """Write the figure in the format of the path's ending."""
+    for legend in filter(None, (ax.get_legend() for ax in fig.axes)):
+        legend.set_frame_on(False)  # legends are made outside the package's style
     with mpl.rc_context(STYLE):
         fig.savefig(path)
