@@ -1,5 +1,6 @@
 """The command `attnflow`: one verb per job."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,6 +14,16 @@ from .config import ConfigError, read, safe_name
 Config = Annotated[Path, tyro.conf.Positional]
 Assignments = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="KEY=VALUE"), tyro.conf.UseAppendAction]
 
+DESCRIPTION = """The simulator of attention dynamics: one verb per job.
+
+$ attnflow init mine.toml          a commented configuration to start from
+$ attnflow run mine.toml           its flows: table, arrays, figure in runs/mine
+$ attnflow report runs/mine        one HTML page to look at them
+$ attnflow COMMAND --help          examples of each
+
+Exit codes: 0 done, 1 the run failed, 2 bad arguments or configuration, 3 a result is not what theory says, 130 interrupted.
+Completion: attnflow --tyro-print-completion bash (or zsh, fish)."""
+
 app = tyro.extras.SubcommandApp()
 
 
@@ -20,8 +31,8 @@ app = tyro.extras.SubcommandApp()
 def run(config: Config, /, assign: Assignments = (), out: Path | None = None) -> None:
     """Solve the flows of a TOML file, print a table and write a run folder.
 
-    Examples: attnflow run configs/low_temperature.toml;
-    attnflow run configs/low_temperature.toml --set attention.beta=[8] --out runs/mine
+    $ attnflow run configs/low_temperature.toml
+    $ attnflow run configs/low_temperature.toml --set attention.beta=[8] --out runs/mine
     """
     from .run import run as solve_all
     from .run import table
@@ -46,8 +57,10 @@ def sweep(
 ) -> None:
     """Sweep a study over beta, heads and seeds; a killed sweep continues with the same command.
 
-    Exit code 3 if an acceptance line is missed. Examples: attnflow sweep configs/phase_diagram.toml;
-    attnflow sweep configs/phase_diagram.toml --set study.seeds=16 --workers 2
+    $ attnflow sweep configs/phase_diagram.toml
+    $ attnflow sweep configs/phase_diagram.toml --set study.seeds=16 --workers 2
+
+    Exit code 3 if an acceptance line is missed.
     """
     from .run import table
     from .studies import read, run_study
@@ -66,7 +79,8 @@ def sweep(
 def fit(config: Config, /, assign: Assignments = (), out: Path | None = None) -> None:
     """Search heads that stay radially dominant along the flow; a killed fit continues with the same command.
 
-    Examples: attnflow fit configs/radial_dominance.toml; attnflow fit configs/radial_dominance.toml --set horizon=4
+    $ attnflow fit configs/radial_dominance.toml
+    $ attnflow fit configs/radial_dominance.toml --set horizon=4
     """
     from .fitting import fit_from, read
 
@@ -86,9 +100,12 @@ def verify(
 ) -> None:
     """Check every statement of the papers, where it should hold and where it is known to fail.
 
+    $ attnflow verify
+    $ attnflow verify --paper B --json rows.json
+    $ attnflow verify --config configs/low_temperature.toml
+
     With --config, on that file's heads and tokens (its first beta): which hypotheses they meet, and by how much they miss.
-    Exit code 3 if a row is unexpected. Examples: attnflow verify; attnflow verify --paper B --json rows.json;
-    attnflow verify --config configs/low_temperature.toml
+    Exit code 3 if a row is unexpected.
     """
     from . import verify as checks
 
@@ -114,10 +131,12 @@ def verify(
 def figure(
     name: Annotated[str, tyro.conf.Positional], /, out: Path = Path("runs/figures"), page: Path | None = None
 ) -> None:
-    """Make a figure of the papers, or `all`, and print its acceptance lines. Exit code 3 if one is missed.
+    """Make a figure of the papers, or `all`, and print the numbers it must show.
 
-    --page writes one Markdown page with all the figures made. Examples: attnflow figure kinetic;
-    attnflow figure all --out gallery; attnflow figure all --page docs/gallery.md
+    $ attnflow figure kinetic
+    $ attnflow figure all --out gallery --page gallery/page.md
+
+    The page is Markdown with all figures made. Exit code 3 if an acceptance line is missed.
     """
     from .gallery import NAMES, make
     from .gallery.page import write
@@ -147,8 +166,10 @@ def report(
 ) -> None:
     """Write one HTML page of a run, sweep or fit: tokens that move, curves, tables; it opens from disk, without network.
 
-    --cell solves one point of a study again, by its index along every axis, and links its page from the diagram.
-    Examples: attnflow report runs/low_temperature; attnflow report runs/phase_diagram --cell 12 0 0
+    $ attnflow report runs/low_temperature
+    $ attnflow report runs/phase_diagram --cell 12 0 0
+
+    A cell is one point of a study, by its index along every axis: it is solved again and linked from the diagram.
     """
     from .report import report as write
 
@@ -166,7 +187,8 @@ def inspect(
 ) -> None:
     """Diagnose the heads of a trained transformer in a local folder or file: defects, angles, verdict per theorem.
 
-    Examples: attnflow inspect models/minilm; attnflow inspect models/minilm --text page.txt --json heads.json
+    $ attnflow inspect models/minilm
+    $ attnflow inspect models/minilm --text page.txt --json heads.json
     """
     from .pretrained import inspect as diagnose
 
@@ -179,7 +201,10 @@ def inspect(
 
 @app.command
 def doctor() -> None:
-    """Print versions and device, and check this machine's compiler on sums that a faulty release gets wrong."""
+    """Print versions and device, and check this machine's compiler on sums that a faulty release gets wrong.
+
+    $ attnflow doctor
+    """
     import jax.numpy as jnp
     import numpy as np
 
@@ -198,34 +223,47 @@ def doctor() -> None:
 
 
 TEMPLATE = """\
-# attnflow run this.toml
+# A flow of tokens. Run it:    attnflow run this.toml
+# Change an entry:             attnflow run this.toml --set attention.beta=[2,8]
+# Look at it:                  attnflow report runs/this
 title = "my flow"
-seed = 0
-observe = ["order_parameter", "entropy", "energy"]   # see docs; any of attnflow.observe
+seed = 0                       # of random tokens and heads
+dtype = "float64"              # or "float32"
+observe = ["order_parameter", "entropy", "energy"]   # any of attnflow.observe; stored and drawn over time
+save_tokens = true             # keep the tokens of every frame, which the report shows
 
 [tokens]
-kind = "uniform"          # or equiangular, von_mises_fisher, angles, circle_quadrature, sphere_quadrature, file
-n = 64
-d = 3
+kind = "uniform"               # n random tokens on the sphere of R^d. Others, with their keys:
+n = 64                         #   equiangular (n, cosine, d), von_mises_fisher (n, mean, kappa), angles (degrees),
+d = 3                          #   circle_quadrature (n, density, refine), sphere_quadrature (n), file (path), box (n, d, half)
 
 [heads]
-kind = "scalar"           # or dense (score, value), aligned (matrix), random (family), file (path)
-strengths = [1.0, 0.5]
+kind = "scalar"                # heads lambda_h I. Others: dense (score, value), aligned (matrix),
+strengths = [1.0, 0.5]         #   random (family, count), file (path)
 
 [attention]
-kind = "softmax"          # or exponential, relu, linear, hardmax, zero_temperature
-beta = [1.0, 4.0]         # one flow per value
+kind = "softmax"               # or exponential, relu, linear, hardmax, zero_temperature
+beta = [1.0, 4.0]              # one flow per value
 
 [solve]
-t1 = 10.0
+t1 = 10.0                      # until this time, seen at so many times
 times = 101
-rtol = 1e-6
+rtol = 1e-6                    # local relative error
+
+# [phases]                     # for one head at large beta: W2 to the projected start, when it leaves and is terminal
+# leave = 0.5
+
+# [merge]                      # or follow metastable clusters to the last merge, in log time
+# cosine = 0.999
 """
 
 
 @app.command
 def init(path: Annotated[Path, tyro.conf.Positional] = Path("experiment.toml"), /) -> None:
-    """Write a commented configuration to start from. Example: attnflow init mine.toml"""
+    """Write a commented configuration to start from.
+
+    $ attnflow init mine.toml
+    """
     try:
         with path.open("x", encoding="utf-8") as stream:
             stream.write(TEMPLATE)
@@ -260,12 +298,14 @@ def _precision(dtype: str) -> None:
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 1 the run failed, 2 bad arguments or configuration, 3 unexpected result, 130 interrupted."""
+    """Entry point."""
     try:
-        app.cli(prog="attnflow", description=__doc__)
+        app.cli(prog="attnflow", description=DESCRIPTION)
     except ConfigError as error:
         print(f"attnflow: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (RuntimeError, ValueError, OSError, MemoryError) as error:
         print(f"attnflow: {error}", file=sys.stderr)
         raise SystemExit(1) from None
