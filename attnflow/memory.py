@@ -24,12 +24,13 @@ def refuse_more_than(free: int | None, needs: dict[str, int], remedy: str) -> No
     raise MemoryError(f"this run needs about {_readable(total)} ({parts}) and {_readable(free)} are free: {remedy}.")
 
 
-def _readable(size: float) -> str:
+def _readable(size: int) -> str:
+    amount = float(size)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} TiB"
+        if amount < 1024:
+            return f"{amount:.3g} {unit}"
+        amount /= 1024
+    return f"{amount:.3g} TiB"
 
 
 def _machine() -> int | None:

@@ -25,10 +25,14 @@ def run(experiment: Experiment, out: Path, *, say: Callable[[object], None] = pr
 
     The folder holds `config.toml` (resolved), `facts.json` (versions, device, seed), `heads.safetensors`, `flow_K.npz` (times,
     tokens, weights, observables of the K-th beta) or with a `[merge]` table `tree_K.npz` (plateaus, merges, tokens over
-    ln t), `results.json` and, where there is something to draw, `figure.svg` and `.png`.
+    ln t), `figure.svg` and `.png` where there is something to draw, and last `results.json`: a folder with it is whole. Files
+    appear whole or not at all; those of an earlier run in the folder are removed first.
     """
     x0, fields = experiment.fields()
     out.mkdir(parents=True, exist_ok=True)
+    for pattern in ("results.json", "flow_*.npz", "tree_*.npz", "figure.*", "*.partial"):
+        for old in out.glob(pattern):
+            old.unlink()
     write(experiment, out / "config.toml")
     _dump(out / "facts.json", facts() | {"seed": experiment.seed, "dtype": experiment.dtype})
     save_heads(out / "heads.safetensors", fields[0][1].heads)
@@ -177,4 +181,6 @@ def _save_figure(experiment, fig, out):
 
 
 def _dump(path: Path, content) -> None:
-    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(partial, path)
