@@ -35,7 +35,7 @@ def write(page: Path, made: Mapping[str, tuple[str, list[Line]]], folder: Path) 
         parts.append(f"`attnflow figure {name}`{where}\n")
         parts.append("| acceptance line | found | expected | |\n|---|---|---|---|")
         parts += [
-            f"| {line.what} | {_short(line.found)} | {line.expected:g} | {'ok' if line.good else '**missed**'} |"
+            f"| {_plain(line.what)} | {_short(line.found)} | {line.expected:g} | {'ok' if line.good else '**missed**'} |"
             for line in lines
         ]
         parts.append("")
@@ -44,3 +44,7 @@ def write(page: Path, made: Mapping[str, tuple[str, list[Line]]], folder: Path) 
 
 def _short(value: float) -> str:
     return f"{value:.6g}" if abs(value) >= 1e-4 or value == 0 or not np.isfinite(value) else f"{value:.1e}"
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "\\|")
