@@ -43,7 +43,7 @@ def run(config: Config, /, assign: Assignments = (), out: Path | None = None) ->
     console = _console()
     rows = solve_all(experiment, folder, say=console.print)
     console.print(table(experiment.title, rows))
-    console.print(f"written to {folder}/")
+    _written(folder)
 
 
 @app.command
@@ -88,7 +88,7 @@ def fit(config: Config, /, assign: Assignments = (), out: Path | None = None) ->
     _precision("float64")
     folder = Path("runs") / safe_name(config.stem) if out is None else out
     fit_from(spec, folder, progress=sys.stderr.isatty())
-    print(f"written to {folder}/")
+    _written(folder)
 
 
 @app.command
@@ -222,54 +222,31 @@ def doctor() -> None:
         raise SystemExit(1)
 
 
-TEMPLATE = """\
-# A flow of tokens. Run it:    attnflow run this.toml
-# Change an entry:             attnflow run this.toml --set attention.beta=[2,8]
-# Look at it:                  attnflow report runs/this
-title = "my flow"
-seed = 0                       # of random tokens and heads
-dtype = "float64"              # or "float32"
-observe = ["order_parameter", "entropy", "energy"]   # any of attnflow.observe; stored and drawn over time
-save_tokens = true             # keep the tokens of every frame, which the report shows
-
-[tokens]
-kind = "uniform"               # n random tokens on the sphere of R^d. Others, with their keys:
-n = 64                         #   equiangular (n, cosine, d), von_mises_fisher (n, mean, kappa), angles (degrees),
-d = 3                          #   circle_quadrature (n, density, refine), sphere_quadrature (n), file (path), box (n, d, half)
-
-[heads]
-kind = "scalar"                # heads lambda_h I. Others: dense (score, value), aligned (matrix),
-strengths = [1.0, 0.5]         #   random (family, count), file (path)
-
-[attention]
-kind = "softmax"               # or exponential, relu, linear, hardmax, zero_temperature
-beta = [1.0, 4.0]              # one flow per value
-
-[solve]
-t1 = 10.0                      # until this time, seen at so many times
-times = 101
-rtol = 1e-6                    # local relative error
-
-# [phases]                     # for one head at large beta: W2 to the projected start, when it leaves and is terminal
-# leave = 0.5
-
-# [merge]                      # or follow metastable clusters to the last merge, in log time
-# cosine = 0.999
-"""
-
-
 @app.command
-def init(path: Annotated[Path, tyro.conf.Positional] = Path("experiment.toml"), /) -> None:
+def init(
+    path: Annotated[Path, tyro.conf.Positional] = Path("experiment.toml"),
+    /,
+    kind: Literal["run", "sweep", "fit"] = "run",
+) -> None:
     """Write a commented configuration to start from.
 
     $ attnflow init mine.toml
+    $ attnflow init diagram.toml --kind sweep
+    $ attnflow init search.toml --kind fit
     """
+    from .figures import find_configuration
+
+    source = find_configuration({"run": "flow", "sweep": "phase_diagram", "fit": "radial_dominance"}[kind])
     try:
         with path.open("x", encoding="utf-8") as stream:
-            stream.write(TEMPLATE)
+            stream.write(source.read_text(encoding="utf-8"))
     except FileExistsError:
         raise ConfigError(f"{path}: exists already; name another file.") from None
-    print(f"written {path}; next: attnflow run {path}")
+    print(f"written {path}; next: attnflow {kind} {path}")
+
+
+def _written(folder: Path) -> None:
+    print(f"written to {folder}/; look at it: attnflow report {folder}")
 
 
 def _show(console: Console, lines, folder: Path) -> int:
@@ -278,7 +255,7 @@ def _show(console: Console, lines, folder: Path) -> int:
         console.print(
             f"{'ok    ' if line.good else 'MISSED'} {line.what}: {line.found:.6g} (expected {line.expected:g})"
         )
-    console.print(f"written to {folder}/")
+    _written(folder)
     return sum(not line.good for line in lines)
 
 

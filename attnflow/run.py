@@ -70,12 +70,25 @@ def _solved(experiment, x0, fields, out, say):
                 terminal=experiment.phases.terminal,
             )
             row |= found.row
+        else:
+            row |= _last(traj, experiment.observe)
         rows.append(row)
         flows.append((traj, found))
         save_flow(out / f"flow_{k}.npz", traj, weights, found)
     if experiment.phases is not None or experiment.observe:
         _draw(experiment, rows, flows, out, say)
     return rows
+
+
+def _last(traj, names):
+    """Last value of every observable that is a number, or a number per head."""
+    ends = {}
+    for name in names:
+        leaves = [np.asarray(leaf)[-1].ravel() for leaf in jax.tree.leaves(traj.values[name])]
+        if len(leaves) == 1 and leaves[0].size <= 4:
+            several = leaves[0].size > 1
+            ends |= {f"last {name} {h}" if several else f"last {name}": float(v) for h, v in enumerate(leaves[0])}
+    return ends
 
 
 def _merged(experiment, x0, fields, out, say):
@@ -128,8 +141,14 @@ def table(title: str, rows: list[dict]) -> Table:
     for name in rows[0]:
         shown.add_column(name, justify="right")
     for row in rows:
-        shown.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
+        shown.add_row(*(_cell(v) for v in row.values()))
     return shown
+
+
+def _cell(value) -> str:
+    if isinstance(value, float):
+        return "-" if math.isnan(value) else f"{value:.4g}"
+    return str(value)
 
 
 def save_flow(path: Path, traj: Trajectory, weights=None, found: Phases | None = None) -> None:

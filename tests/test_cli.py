@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from attnflow import cli
+from attnflow import cli, config, fitting, studies
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,9 +38,18 @@ def call(monkeypatch, tmp_path, capsys):
 def test_starting_configuration_runs_and_can_be_looked_at(call, tmp_path):
     assert call("init", "mine.toml")[0] == 0
     code, out, err = call("run", "mine.toml", "--set", "tokens.n=8", "--set", "solve.times=5")
-    assert code == 0 and "written to runs/mine/" in out and err == ""
+    assert code == 0 and "written to runs/mine/" in out and err == "" and "last order_parameter" in out
     assert call("report", "runs/mine")[0] == 0
     assert (tmp_path / "runs" / "mine" / "report.html").exists()
+
+
+def test_a_starting_configuration_for_every_job_reads(call, tmp_path):
+    for kind, read in (("run", config.read), ("sweep", studies.read), ("fit", fitting.read)):
+        code, out, _ = call("init", f"{kind}.toml", "--kind", kind)
+        assert code == 0 and f"next: attnflow {kind} {kind}.toml" in out
+        read(tmp_path / f"{kind}.toml")
+    code, _, err = call("init", "run.toml")
+    assert code == 2 and "exists already" in err
 
 
 @pytest.mark.parametrize(
