@@ -11,8 +11,15 @@ from .tokens import flow
 
 def polytope(experiment: Experiment):
     r"""Rescaled tokens $e^{-t}x$ with V = B = I: all end at vertices of a convex polytope, or at 0."""
-    traj = flow(experiment)
-    z = rescaled(traj, 1.0)
+    return _polygon(experiment, rescaled(flow(experiment), 1.0))
+
+
+def hyperplane_polytope(experiment: Experiment):
+    r"""Tokens of $\mathbb{R}^3$ with V = diag(1, 1, -1/2): rescaled, their first two coordinates end at the vertices of a polygon."""
+    return _polygon(experiment, rescaled(flow(experiment), 1.0)[..., :2])
+
+
+def _polygon(experiment, z):
     hulls = [ConvexHull(frame).vertices for frame in z]
     vertices = z[-1][hulls[-1]]
     nearest = np.linalg.norm(z[-1][:, None] - vertices[None], axis=-1).min(axis=1)

@@ -9,14 +9,15 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import iv
 
-from .. import observe, plots
-from ..attention import Exponential
+from .. import observe, plots, sphere
+from ..attention import Exponential, Softmax
 from ..config import Experiment
 from ..field import AttentionField
 from ..figures import Line
-from ..heads import goe
+from ..heads import Heads, goe
 from ..solve import layers as residual
-from ..theory import laplace, multi_head
+from ..solve import solve
+from ..theory import equiangular, laplace, multi_head
 from .tokens import flow
 
 
@@ -54,6 +55,55 @@ def heads(experiment: Experiment):
     axes[0, 1].set_yscale("log")
     axes[0, 1].set_ylabel("log n - entropy")
     axes[0, 1].legend()
+    return rows, lines, fig
+
+
+def rank(experiment: Experiment):
+    r"""Eigenvalues of the Gram matrix above 1e-3 along the flow, mean over 8 starts: they fall to 1 with V = B, and all stay with V = -B."""
+    spec, (n, d) = experiment.solve, experiment.build_tokens()[0].shape
+    G = experiment.build_heads(d).dense(d).score
+    B = G @ jnp.swapaxes(G, 1, 2)
+
+    def directions(field, x):
+        return jnp.sum(jnp.linalg.eigvalsh(x.T @ x) > 1e-3)
+
+    @jax.jit
+    def spanned(key, sign, beta):
+        x0 = sphere.uniform(key, n, d)
+        field = AttentionField(Heads(B, sign * B), Softmax(beta))
+        seen = solve(field, x0, spec.ts, observe={"rank": directions}, rtol=spec.rtol, max_steps=spec.max_steps)
+        return seen.values["rank"]
+
+    fig, axes = plots.figure()
+    rows, lines = [], []
+    keys = jr.split(jr.key(experiment.seed), 8)
+    for beta in experiment.attention.betas:
+        for sign, name, wanted in ((1.0, "V = B", 1.0), (-1.0, "V = -B", float(d))):
+            mean = np.asarray(jax.vmap(lambda k, s=sign, b=beta: spanned(k, s, b))(keys)).mean(axis=0)
+            rows.append({"beta": beta, "V": name, "directions at the end": float(mean[-1])})
+            good = mean[-1] <= 1.5 if sign > 0 else mean[-1] >= 0.9 * d
+            lines.append(Line(f"beta {beta:g}, {name}: directions at the end", float(mean[-1]), wanted, bool(good)))
+            plots.timeseries(axes[0, 0], spec.ts, mean, label=rf"{name}, $\beta = {beta:g}$", name="directions")
+    axes[0, 0].legend()
+    return rows, lines, fig
+
+
+def equiangular_curve(experiment: Experiment):
+    """The cosine of orthonormal tokens against time, and of the equiangular equation: they are one curve."""
+    n = experiment.build_tokens()[0].shape[0]
+    fig, axes = plots.figure()
+    rows, lines = [], []
+    for k, beta in enumerate(experiment.attention.betas):
+        traj = flow(experiment, k, cosine=observe.mean_cosine)
+        seen = np.asarray(traj.values["cosine"])
+        law = np.asarray(equiangular.cosine(Softmax(beta), jnp.ones(1), n, 0.0, experiment.solve.ts))
+        off = float(np.abs(seen - law).max())
+        reached = float(equiangular.time(Softmax(beta), jnp.ones(1), n, 0.0, 0.999))
+        rows.append({"beta": beta, "t at cosine .999": reached, "largest deviation": off})
+        lines.append(Line(f"beta {beta:g}: largest deviation of the cosine", off, 0.0, off < 1e-6))
+        plots.timeseries(axes[0, 0], traj.ts, seen, label=rf"$\beta = {beta:g}$", name="cosine")
+        axes[0, 0].plot(experiment.solve.ts, law, "k:", linewidth=1)
+    axes[0, 0].legend()
     return rows, lines, fig
 
 
