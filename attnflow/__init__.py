@@ -17,6 +17,7 @@ from .dominance import fit_radial_dominance as fit_radial_dominance
 from .field import AttentionField as AttentionField
 from .field import ZeroTemperatureField as ZeroTemperatureField
 from .fit import fit as fit
+from .harmonics import Harmonics as Harmonics
 from .heads import AlignedHeads as AlignedHeads
 from .heads import FactoredHeads as FactoredHeads
 from .heads import Heads as Heads

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from . import sphere
-from .attention import AbstractAttention, Exponential, concrete
+from .attention import AbstractAttention, Exponential, Softmax, concrete
+from .harmonics import Harmonics, pays_from, suits
 from .heads import AbstractHeads
 from .reduce import AbstractReduction, Blocked, Dense, Differences
 
@@ -123,7 +124,32 @@ class AttentionField(AbstractField):
         n, d = x.shape
         if not self.flat and n * n * d <= DIFFERENCES_UP_TO:
             return Differences()
-        return Dense() if self.heads.count * n * n <= DENSE_UP_TO else Blocked()
+        if self.heads.count * n * n <= DENSE_UP_TO:
+            return Dense()
+        series = suits(n, d, x.dtype, radius=self._radius(d)) if self._expands and d in (2, 3) else None
+        return Blocked() if series is None else series
+
+    def settled(self, x: Tokens) -> "AttentionField":
+        """The same field with the series chosen here, if it is one: inside a trace of the field no temperature is known."""
+        method = self.method(x)
+        if self.reduction is not None or not isinstance(method, Harmonics):
+            return self
+        return eqx.tree_at(lambda field: field.reduction, self, method, is_leaf=lambda a: a is None)
+
+    @property
+    def _expands(self):
+        """Whether a series could take the sums."""
+        return not (self.flat or self.causal) and isinstance(self.attention, (Softmax, Exponential))
+
+    def _radius(self, d):
+        r"""$\beta \max_h |B_h|$, which bounds the queries of unit tokens; None inside a trace of the field."""
+        heads, attention = self.heads, self.attention
+        known = all(concrete(a) for a in jax.tree.leaves((heads, attention))) and heads.dimension in (None, d)
+        if not known or not isinstance(attention, (Softmax, Exponential)) or attention.beta.ndim != 0:
+            return None
+        with jax.ensure_compile_time_eval():
+            score, beta = np.asarray(heads.dense(d).score), float(attention.beta)
+        return beta * float(np.max(np.linalg.norm(score, 2, axis=(1, 2)), initial=0))
 
     def _prepare(self, x):
         heads = _cast(self.heads, x)
@@ -149,17 +175,23 @@ class AttentionField(AbstractField):
         return jnp.sum(heads.lift(answer), axis=0), c
 
     def __repr__(self):
-        how = (
-            f"chosen by size: differences while n^2 d <= {DIFFERENCES_UP_TO}, dense while H n^2 <= {DENSE_UP_TO}, then blocked"
-            if self.reduction is None
-            else repr(self.reduction)
-        )
+        how = repr(self.reduction) if self.reduction is not None else self._rule()
         flags = "".join(f", {name}" for name in ("flat", "causal") if getattr(self, name))
         weights = "1/n" if self.weights is None else f"given for n = {self.weights.shape[-1]}"
         return (
             f"AttentionField({type(self.heads).__name__} (H = {self.heads.count}, d = {self.heads.dimension or 'any'}), "
             f"{self.attention}{flags}, weights {weights}, reduction {how})"
         )
+
+    def _rule(self):
+        rule = (
+            f"by size: differences while n^2 d <= {DIFFERENCES_UP_TO}, dense while H n^2 <= {DENSE_UP_TO}, then blocked"
+        )
+        if not self._expands:
+            return rule
+        choices = {d: pays_from(d, self._radius(d)) for d in (2, 3) if self.heads.dimension in (None, d)}
+        series = " and ".join(f"n = {n} (d = {d})" for d, n in choices.items() if n is not None)
+        return f"{rule}, on a CPU in float64 harmonics from {series}" if series else rule
 
 
 class ZeroTemperatureField(AbstractField):

@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from . import sphere
 from .attention import concrete
-from .field import AbstractField, overflow_is_possible
+from .field import AbstractField, AttentionField, overflow_is_possible
 from .stepping import Retracting, all_finite, stop_at_non_finite
 from .trajectory import REMEDY, Status, Trajectory
 from .validate import checked_times, checked_tokens, checked_tolerances, refuse_what_cannot_fit, warn_unless_resolved
@@ -80,6 +80,8 @@ def solve(
         clock == "scaled",
         progress,
     )
+    if isinstance(field, AttentionField):
+        field = field.settled(x0)
     start = time.perf_counter()
     traj = _integrate(plan, field, x0, ts, rtol, atol)
     if not concrete(traj.final):

@@ -9,12 +9,13 @@ import pytest
 from scipy import special
 
 from attnflow import sphere
-from attnflow.attention import ReLU, Softmax
+from attnflow.attention import Exponential, ReLU, Softmax
 from attnflow.field import AttentionField
 from attnflow.harmonics import Harmonics, circle, degree_for, suits, truncation_error
 from attnflow.harmonics import sphere as sphere_series
 from attnflow.heads import FactoredHeads, Heads, ScalarHeads
 from attnflow.reduce import Blocked, Dense
+from attnflow.solve import solve
 
 # One size and one radius for most tests, so that few programs are compiled.
 N, R = 90, 20.0
@@ -222,14 +223,21 @@ def test_queries_without_tokens_near_them_are_summed_exactly(d):
     assert np.max(unguarded[0]) < 1e-9 < 1 < np.max(unguarded[1])
 
 
-def test_a_few_bad_queries_cost_a_few_exact_sums(rows):
-    x, w, _ = tokens(900, 2)
+def test_a_few_bad_queries_cost_a_few_exact_sums_and_many_cost_one_of_all(rows):
+    n = 4200
+    x, w, _ = tokens(n, 2)
     w = jnp.where(x[:, 0] > -0.3, w, 0)
-    w = w / jnp.sum(w)
-    q = 60 * x[None]
-    assert error(answer(Harmonics(radius=60.0, exact=Counted()), q, x, w), q, x, w) < 1e-9
-    jax.effects_barrier()
-    assert 0 < sum(rows) < 900
+    w, q = w / jnp.sum(w), 60 * x[None]
+    asked = np.linspace(0, n - 1, 300).astype(int)
+    for queries, fewest, most in (
+        (jnp.where(x[:, :1] > -0.9, q, jnp.asarray([60.0, 0])), 1, n - 1),
+        (jnp.minimum(-abs(q), -30), n, n),
+    ):
+        rows.clear()
+        got = answer(Harmonics(radius=60.0, exact=Counted()), queries, x, w)
+        assert error([a[:, asked] for a in got], queries[:, asked], x, w) < 1e-9
+        jax.effects_barrier()
+        assert fewest <= sum(rows) <= most
 
 
 def test_queries_longer_than_the_radius_are_summed_exactly():
@@ -429,13 +437,62 @@ def test_factored_heads_have_keys_of_their_own_and_are_summed_exactly(key):
 
 def test_suits_where_many_tokens_meet_a_small_radius():
     assert suits(100, 2, np.float64, radius=4.0) is None
-    assert suits(2**20, 2, np.float64, radius=81.0).radius == 81.0
+    assert 81.0 <= suits(2**20, 2, np.float64, radius=81.0).radius < 81.0 * 2**0.25
+    assert suits(2**20, 2, np.float64, radius=81.0) == suits(2**20, 2, np.float64, radius=90.0)
     assert suits(2**20, 3, np.float64, radius=25.0) is not None
     assert suits(2**20, 3, np.float64, radius=1e6) is None
     assert suits(2**20, 3, np.float32, radius=25.0) is None
     assert suits(2**20, 4, np.float64, radius=25.0) is None
-    assert suits(2**20, 2, np.float64) == Harmonics()
-    assert suits(512, 2, np.float64) is None
+    assert suits(2**20, 2, np.float64).radius is None
+    assert suits(2**13, 2, np.float64) is None
+
+
+def chosen(x, heads, attention, **options):
+    return type(AttentionField(heads, attention, **options).method(x))
+
+
+def test_a_field_chooses_the_series_where_it_is_certain_to_pay():
+    x, heads = jnp.zeros((2**13, 2)), ScalarHeads([1.0, -0.5])
+    assert chosen(x, heads, Softmax(81.0)) is chosen(x, heads, Exponential(81.0)) is Harmonics
+    assert chosen(x, Heads(GENERAL[2], GENERAL[2]), Softmax(81.0)) is Harmonics
+    assert chosen(x[:1000], heads, Softmax(81.0)) is Blocked
+    assert chosen(x, heads, Softmax(1e5)) is Blocked
+    assert chosen(x, heads, ReLU()) is Blocked
+    assert chosen(x, heads, Softmax(81.0), flat=True) is chosen(x, heads, Softmax(81.0), causal=True) is Blocked
+    assert chosen(x.astype(jnp.float32), heads, Softmax(81.0)) is Blocked
+    assert chosen(jnp.zeros((2**13, 4)), heads, Softmax(81.0)) is Blocked
+    assert "harmonics from n = 4096 (d = 2)" in repr(AttentionField(heads, Softmax(81.0)))
+    assert "harmonics" not in repr(AttentionField(heads, ReLU()))
+
+
+def test_no_series_is_chosen_inside_a_trace_that_hides_the_temperature():
+    x = jnp.zeros((2**13, 2))
+    seen = []
+
+    def look(beta):
+        seen.append(AttentionField(ScalarHeads([1.0]), Softmax(beta)).method(x))
+        return beta
+
+    jax.make_jaxpr(look)(81.0)
+    many = eqx.filter_vmap(lambda beta: AttentionField(ScalarHeads([1.0]), Softmax(beta)))(jnp.asarray([1.0, 9.0]))
+    assert isinstance(seen[0], Blocked) and "131072" in repr(many)
+
+
+@pytest.mark.slow
+def test_solve_with_the_chosen_series_agrees_with_exact_sums():
+    n, beta = 4096, 20.0
+    x, w = sphere.circle_quadrature(lambda angle: 1 + 0.5 * np.cos(angle), n)
+    chosen, exact = (
+        solve(
+            AttentionField(ScalarHeads([1.0]), Softmax(beta), w, reduction=reduction),
+            x,
+            np.asarray([0.0, 0.2]),
+            rtol=1e-4,
+        ).final
+        for reduction in (None, Blocked())
+    )
+    assert isinstance(AttentionField(ScalarHeads([1.0]), Softmax(beta), w).settled(x).reduction, Harmonics)
+    assert gap(chosen, exact) < 1e-11 and gap(chosen, x) > 1e-3
 
 
 def test_refusals_say_what_to_do():

@@ -37,7 +37,10 @@ def anywhere(flags: Array) -> Array:
 
 
 def exact_where(bad: Bool[Array, "H n"], answer, exact: Callable, q: Float[Array, "H n k"]):
-    """`answer` with the rows marked `bad` computed by `exact(q (1, b, k))`, as few blocks of rows as there are such rows."""
+    """`answer` with the rows marked `bad` computed by `exact(q (1, b, k))`, as few blocks of rows as there are such rows.
+
+    Where they are more than a quarter of many rows, all rows are computed at once, at the full speed of `exact`.
+    """
     count = largest(jnp.sum(bad))
     size = min(ROWS, bad.size)
 
@@ -61,4 +64,7 @@ def exact_where(bad: Bool[Array, "H n"], answer, exact: Callable, q: Float[Array
 
         return jax.tree.map(put, fixed, answer)
 
-    return jax.lax.cond(count > 0, repaired, lambda: answer)
+    if bad.size <= 16 * ROWS:
+        return jax.lax.cond(count > 0, repaired, lambda: answer)
+    needed = (count > 0).astype(jnp.int32) + (4 * count > bad.size).astype(jnp.int32)
+    return jax.lax.switch(needed, [lambda: answer, repaired, lambda: exact(q)])

@@ -1,6 +1,7 @@
 """The reduction by harmonics: what degree a tolerance needs, and the exact sum where the series is not good enough."""
 
 import functools
+import math
 from types import ModuleType
 
 import equinox as eqx
@@ -16,6 +17,7 @@ from .agree import exact_where, largest
 
 SERIES: dict[int, ModuleType] = {2: circle, 3: sphere}
 TOLERANCE = {"float32": 1e-4, "float64": 1e-9}
+CHOSEN = 1e-12  # tolerance of the series that a field chooses by itself
 THINNEST = 1e-6  # the tolerance is met by the series where the tokens are denser than this times uniform
 REFUSED = "`Harmonics` sums over all tokens at once; a causal field needs `Blocked()`."
 
@@ -130,17 +132,38 @@ class Harmonics(AbstractReduction):
         return jax.lax.switch(needed, [sums(degree) for degree in degrees], tokens, q)
 
 
-def suits(n: int, d: int, dtype, *, radius: float | None = None) -> Harmonics | None:
-    """`Harmonics` at its default tolerance where it is faster than exact sums over n unit tokens of all directions, else None."""
-    if str(jnp.dtype(dtype)) != "float64" or d not in SERIES:
+def pays_from(d: int, radius: float | None) -> int | None:
+    """Tokens from which the series at the tolerance `CHOSEN` beats exact sums over them on a CPU, None for never.
+
+    Without a radius: tokens from which even a series of the largest degree in vain costs a few percent of the exact sums.
+    """
+    if d not in SERIES:
         return None
-    eps = float(np.finfo(np.float64).eps)
     if radius is None:
-        return Harmonics() if n >= {2: 2**12, 3: 2**15}[d] else None
-    if SERIES[d].truncation_error(SERIES[d].LARGEST, radius) > _allowed(TOLERANCE["float64"], radius, d, eps):
+        return {2: 2**17, 3: 2**20}[d]
+    eps, radius = float(np.finfo(np.float64).eps), _rounded(radius)
+    if SERIES[d].truncation_error(SERIES[d].LARGEST, radius) > _allowed(CHOSEN, radius, d, eps):
         return None
-    degree = degree_for(TOLERANCE["float64"], radius, d=d)
-    return Harmonics(radius=radius) if n >= (8 * degree if d == 2 else 2 * degree**2) else None
+    degree = degree_for(CHOSEN, radius, d=d)
+    return max(2**12, 16 * degree) if d == 2 else max(2**13, 3 * degree**2)
+
+
+def suits(n: int, d: int, dtype, *, radius: float | None = None) -> Harmonics | None:
+    """`Harmonics` where it is faster than exact sums over n unit tokens and as accurate as a solve can tell, else None.
+
+    The radius is rounded up, so that neighbouring temperatures share a program.
+    """
+    if str(jnp.dtype(dtype)) != "float64" or jax.default_backend() != "cpu":
+        return None
+    smallest = pays_from(d, radius)
+    if smallest is None or n < smallest:
+        return None
+    return Harmonics(CHOSEN, radius=None if radius is None else _rounded(radius))
+
+
+def _rounded(radius):
+    """The next power of 2^(1/4)."""
+    return 2.0 ** (math.ceil(4 * math.log2(max(radius, 1.0)) + 1e-9) / 4)
 
 
 def _series(d):
