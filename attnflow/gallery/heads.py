@@ -59,7 +59,7 @@ def heads(experiment: Experiment):
 
 
 def rank(experiment: Experiment):
-    r"""Eigenvalues of the Gram matrix above 1e-3 along the flow, mean over 8 starts: they fall to 1 with V = B, and all stay with V = -B."""
+    """Eigenvalues of the Gram matrix above 1e-3, mean over 8 starts: they fall to 1 with V = B, and all stay with V = -B."""
     spec, (n, d) = experiment.solve, experiment.build_tokens()[0].shape
     G = experiment.build_heads(d).dense(d).score
     B = G @ jnp.swapaxes(G, 1, 2)
