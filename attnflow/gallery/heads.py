@@ -65,7 +65,7 @@ def rank(experiment: Experiment):
     B = G @ jnp.swapaxes(G, 1, 2)
 
     def directions(field, x):
-        return jnp.sum(jnp.linalg.eigvalsh(x.T @ x) > 1e-3)
+        return jnp.sum(jnp.linalg.eigvalsh(x.T @ x) > 1e-3).astype(x.dtype)
 
     @jax.jit
     def spanned(key, sign, beta):
