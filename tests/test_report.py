@@ -173,6 +173,25 @@ def test_cells_of_a_sweep_hold_the_means_over_its_keys(tmp_path):
     assert shown["choices"][0]["count"] == 6
 
 
+def total_only(beta):
+    return {"total": 2 * beta}
+
+
+def test_sweeps_over_one_or_two_axes_without_time_are_maps_too(tmp_path):
+    sweep(total_only, grid(beta=[1.0, 2.0, 4.0]), store=tmp_path / "one")
+    shown = json.loads(parsed(report(tmp_path / "one")).data)
+    assert decoded(shown["choices"][0]["values"], "<f4").tolist() == [2.0, 4.0, 8.0] and len(shown["x"]["values"]) == 1
+    assert [row["command"].split("--cell ")[1] for row in shown["choices"][0]["rows"]] == ["0", "1", "2"]
+    sweep(swept_plane, grid(beta=[1.0, 2.0], gain=[1.0, 2.0, 3.0]), store=tmp_path / "two")
+    shown = json.loads(parsed(report(tmp_path / "two")).data)
+    assert (shown["y"]["name"], shown["x"]["name"]) == ("beta", "gain")
+    assert decoded(shown["choices"][0]["values"], "<f4").tolist() == [1.0, 2.0, 3.0, 2.0, 4.0, 6.0]
+
+
+def swept_plane(beta, gain):
+    return {"total": beta * gain}
+
+
 def move(browser, k):
     """Put the slider at frame k, as a hand does, and return the canvas."""
     browser.run(
