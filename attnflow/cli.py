@@ -131,19 +131,24 @@ def verify(
 def figure(
     name: Annotated[str, tyro.conf.Positional], /, out: Path = Path("runs/figures"), page: Path | None = None
 ) -> None:
-    """Make a figure of the papers, or `all`, and print the numbers it must show.
+    """Make a figure of the papers, or `all`, and print the numbers it must show; `list` says which there are.
 
+    $ attnflow figure list
     $ attnflow figure kinetic
     $ attnflow figure all --out gallery --page gallery/page.md
 
     The page is Markdown with all figures made. Exit code 3 if an acceptance line is missed.
     """
-    from .gallery import NAMES, make
+    from .gallery import NAMES, caption, make
     from .gallery.page import write
     from .run import table
 
     _precision("float64")
     console = _console()
+    if name == "list":
+        for each in NAMES:
+            print(f"{each:<20} {caption(each)}")
+        return
     missed, made = 0, {}
     for each in NAMES if name == "all" else [name]:
         title, rows, lines = make(each, out / each)

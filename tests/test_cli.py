@@ -56,6 +56,7 @@ def test_a_starting_configuration_for_every_job_reads(call, tmp_path):
     ("arguments", "code", "message"),
     [
         (["doctor"], 0, ""),
+        (["figure", "list"], 0, "staircase "),
         (["report", "nowhere"], 1, "attnflow: there is no run folder nowhere."),
         (["run", "nowhere.toml"], 2, "attnflow: nowhere.toml: no such file; `attnflow init` writes one"),
         (["figure", "nothing"], 2, "attnflow: no figure `nothing`; known: low_temperature"),

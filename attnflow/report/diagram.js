@@ -43,7 +43,8 @@ function paint() {
   pen.fillText(number(high), w - 52, box.top + 8);
   pen.fillText(number(low), w - 52, box.bottom);
   pen.strokeStyle = "#D55E00"; pen.lineWidth = 2;
-  pen.strokeRect(box.left + picked[1] * cw, box.bottom - (picked[0] + 1) * ch, Math.max(cw, 4), Math.max(ch, 4));
+  const [bw, bh] = [Math.max(cw, 10), Math.max(ch, 10)];
+  pen.strokeRect(box.left + (picked[1] + 0.5) * cw - bw / 2, box.bottom - (picked[0] + 0.5) * ch - bh / 2, bw, bh);
   stage.cells = { ...box, cw, ch };
 }
 
