@@ -150,6 +150,15 @@ def test_frames_that_were_not_reached_are_left_out_and_big_flows_thinned(tmp_pat
     assert len(flow["ts"]) == 400 and flow["n"] == 4500 and "of 9000 tokens shown" in flow["note"]
 
 
+def test_tokens_off_the_sphere_are_scaled_frame_by_frame(tmp_path):
+    arrays = flowing(tmp_path, 5, 3, 4)
+    grown = arrays["tokens"] * np.exp(10 * arrays["ts"])[:, None, None]
+    np.savez(tmp_path / "flow_0.npz", ts=arrays["ts"], tokens=grown)
+    (flow,) = flows(tmp_path)
+    shown = decoded(flow["tokens"], "<i2").reshape(grown.shape) / 32767
+    assert np.allclose(np.abs(shown).max(axis=(1, 2)), 1) and not flow["sphere"] and "scaled" in flow["note"]
+
+
 def test_folders_without_anything_to_show_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="no run folder"):
         report(tmp_path / "none")

@@ -77,7 +77,10 @@ def _flow(path: Path, label: str, heads, budget: int) -> dict:
     shown = moved @ basis
     norms = np.linalg.norm(moved, axis=-1)
     on_sphere = bool(np.abs(norms - 1).max() < 1e-3)
-    scale = 1.0 if on_sphere else float(np.abs(shown).max()) or 1.0
+    scale = np.ones((len(frames), 1, 1))
+    if not on_sphere:
+        scale = np.maximum(np.abs(shown).max(axis=(1, 2), keepdims=True), np.finfo(float).tiny)
+        notes.append("Not on the sphere: every frame is scaled to its largest coordinate.")
     flow |= {"n": len(some), "dims": basis.shape[1], "sphere": on_sphere, "note": " ".join(notes)}
     flow["tokens"] = encode(np.round(shown / scale * 32767), "int16")
     flow["groups"] = encode(_groups(tokens[frames[-1]][some]) if on_sphere else np.zeros(len(some)), "uint8")

@@ -16,7 +16,7 @@ function choose(k) {
   const side = byId("series");
   side.replaceChildren();
   panels = flow.series.map((s) => new Panel(side, s.name, flow.clock, flow.ts, s.curves, seek));
-  if (flow.dims === 2 && tokens) panels.unshift(new Panel(side, "angles", flow.clock, flow.ts, angles(), seek));
+  if (flow.dims === 2 && flow.sphere && tokens) panels.unshift(new Panel(side, "angles", flow.clock, flow.ts, angles(), seek));
   byId("note").textContent = flow.note;
   const legend = byId("spaces");
   legend.replaceChildren();
