@@ -58,6 +58,7 @@ FIGURES: dict[str, Callable[[list[dict]], list[Line]]] = {
 STUDIES = (
     "beta_slope",
     "relu_softmax",
+    "lifetimes",
     "phase_diagram",
     "phase_diagram_usa",
     "phase_diagram_128",

@@ -98,6 +98,14 @@ def test_the_least_distance_falls_like_the_root_of_beta(tmp_path):
 
 
 @pytest.mark.slow
+def test_lifetimes_grow_by_the_gap_of_the_last_pair(tmp_path):
+    study = studies.read(ROOT / "configs" / "lifetimes.toml", ["study.seeds=[0]", "study.betas=[9, 25, 81]"])
+    rows, lines = studies.run_study(study, tmp_path)
+    assert len(lines) == 4 and all(line.good for line in lines), lines
+    assert [row["beta"] for row in rows] == [9.0, 25.0, 81.0] and all(row["error"] < 1e-6 for row in rows)
+
+
+@pytest.mark.slow
 def test_softmax_wins_from_one_start_and_loses_from_two(tmp_path):
     study = studies.read(ROOT / "configs" / "relu_softmax.toml", ["study.n=[16]", "study.seeds=3", "study.times=61"])
     (row,), lines = studies.run_study(study, tmp_path)
@@ -121,6 +129,7 @@ def test_fit_saves_heads_that_load_again(tmp_path):
     [
         (studies.read, "phase_diagram", "study.beta=[1]", r"study: beta must be an interval"),
         (studies.read, "beta_slope", "study.betas=[8]", r"study: betas must be at least two positive numbers"),
+        (studies.read, "lifetimes", "study.betas=[8, 9]", r"at least three positive numbers"),
         (studies.read, "beta_slope", "study.value=0.1", r"score \* value above 1"),
         (studies.read, "phase_diagram", "study.kind=phase", r"study\.kind: must be one of"),
         (studies.read, "phase_diagram", "study.sed=1", r"study\.sed: unknown key; did you mean `seed`"),

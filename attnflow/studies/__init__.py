@@ -12,17 +12,18 @@ from ..schema import build, to_table, to_toml
 from .beta_slope import BetaSlope
 from .critical_beta import CriticalBeta
 from .head_diversity import HeadDiversity
+from .lifetimes import Lifetimes
 from .phase_diagram import PhaseDiagram
 from .relu_softmax import ReluSoftmax
 
-AnyStudy = PhaseDiagram | HeadDiversity | CriticalBeta | BetaSlope | ReluSoftmax
+AnyStudy = PhaseDiagram | HeadDiversity | CriticalBeta | BetaSlope | ReluSoftmax | Lifetimes
 
 
 @dataclass(frozen=True)
 class Study:
     """The file `attnflow sweep` reads: one `[study]` table with its `kind`."""
 
-    study: PhaseDiagram | HeadDiversity | CriticalBeta | BetaSlope | ReluSoftmax
+    study: PhaseDiagram | HeadDiversity | CriticalBeta | BetaSlope | ReluSoftmax | Lifetimes
 
 
 def read(path: str | Path, assignments: Sequence[str] = ()) -> AnyStudy:
@@ -54,4 +55,14 @@ def run_study(
     return rows, lines
 
 
-__all__ = ["BetaSlope", "CriticalBeta", "HeadDiversity", "PhaseDiagram", "ReluSoftmax", "Study", "read", "run_study"]
+__all__ = [
+    "BetaSlope",
+    "CriticalBeta",
+    "HeadDiversity",
+    "Lifetimes",
+    "PhaseDiagram",
+    "ReluSoftmax",
+    "Study",
+    "read",
+    "run_study",
+]
