@@ -24,6 +24,19 @@ $ attnflow COMMAND --help          examples of each
 Exit codes: 0 done, 1 the run failed, 2 bad arguments or configuration, 3 a result is not what theory says, 130 interrupted.
 Completion: attnflow --tyro-print-completion bash (or zsh, fish)."""
 
+MAPPED = (
+    "symmetry_defect",
+    "alignment",
+    "gap",
+    "beta_op",
+    "stable_rank",
+    "negative_share",
+    "entropy",
+    "condition8",
+    "exact",
+)
+"""What `inspect --figure` shows of every head."""
+
 app = tyro.extras.SubcommandApp()
 
 
@@ -188,12 +201,16 @@ def report(
 
 @app.command
 def inspect(
-    folder: Annotated[Path, tyro.conf.Positional], /, text: Path | None = None, json: Path | None = None
+    folder: Annotated[Path, tyro.conf.Positional],
+    /,
+    text: Path | None = None,
+    json: Path | None = None,
+    figure: Path | None = None,
 ) -> None:
     """Diagnose the heads of a trained transformer in a local folder or file: defects, angles, verdict per theorem.
 
     $ attnflow inspect models/minilm
-    $ attnflow inspect models/minilm --text page.txt --json heads.json
+    $ attnflow inspect models/minilm --text page.txt --json heads.json --figure heads.svg
     """
     from .pretrained import inspect as diagnose
 
@@ -202,6 +219,11 @@ def inspect(
     report.print()
     if json is not None:
         report.to_json(json)
+    if figure is not None:
+        from . import plots
+
+        shown = [name for name in MAPPED if name in report.columns]
+        plots.save(plots.layer_maps({name: report.heat(name) for name in shown}), figure)
 
 
 @app.command

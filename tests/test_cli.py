@@ -1,5 +1,6 @@
 """The command line: exit codes, help with examples, completion, a starting configuration that runs."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from checkpoints import CONFIGS, random_tensors, write_folder
 
 from attnflow import cli, config, fitting, studies
 
@@ -69,6 +71,15 @@ def test_exit_codes_of_the_commands(call, arguments, code, message):
     got, out, err = call(*arguments)
     assert got == code and message in (out if code == 0 else err)
     assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_inspected_heads_become_a_table_and_maps(call, tmp_path):
+    write_folder(tmp_path / "model", CONFIGS["gpt2"], random_tensors(CONFIGS["gpt2"], seed=1))
+    code, out, _ = call("inspect", "model", "--json", "heads.json", "--figure", "heads.svg")
+    assert code == 0 and "symmetry_defect" in out
+    heads = json.loads((tmp_path / "heads.json").read_text())["heads"]
+    assert (tmp_path / "heads.svg").stat().st_size > 1000 and "symmetry_defect" in heads[0]
 
 
 @pytest.mark.slow

@@ -51,6 +51,11 @@ def test_picture_is_drawn_as_vectors_with_readable_text_and_nothing_global(name,
     assert dict(mpl.rcParams) == before
 
 
+def test_layer_maps_have_one_map_per_column():
+    fig = plots.layer_maps({name: RNG.normal(size=(3, 2)) for name in "abcd"})
+    assert sum(len(ax.get_images()) for ax in fig.axes) == 4
+
+
 def test_the_density_stands_highest_over_the_heaviest_place():
     _, axes = plots.figure()
     angle = np.array([0.3, 0.31, 2.0])

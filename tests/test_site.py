@@ -1,5 +1,6 @@
 """The documentation site leaves no page out, and states what it is."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -20,8 +21,6 @@ def test_every_picture_of_a_page_exists():
 
 
 def test_modules_of_the_reference_exist():
-    import importlib
-
     for name in re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.M):
         try:
             importlib.import_module(name)

@@ -6,6 +6,7 @@ from .curves import phases as phases
 from .curves import timeseries as timeseries
 from .curves import work_precision as work_precision
 from .maps import heat_map as heat_map
+from .maps import layer_maps as layer_maps
 from .maps import phase_diagram as phase_diagram
 from .maps import spectrum as spectrum
 from .merges import lifetimes as lifetimes

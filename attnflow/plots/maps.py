@@ -1,9 +1,12 @@
 """Maps: phase diagrams, layer by head, spectra in the complex plane."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from .style import Numbers
+from .style import Numbers, figure
 
 
 def heat_map(ax: Axes, values: Numbers, *, x: str, y: str, label: str) -> Axes:
@@ -13,6 +16,17 @@ def heat_map(ax: Axes, values: Numbers, *, x: str, y: str, label: str) -> Axes:
     ax.set_xlabel(x)
     ax.set_ylabel(y)
     return ax
+
+
+def layer_maps(columns: Mapping[str, Numbers]) -> Figure:
+    """One layer-by-head map for every entry of `columns` (L, H), three in a row."""
+    rows = -(-len(columns) // 3)
+    fig, axes = figure(rows, min(3, len(columns)), width=3.2 * min(3, len(columns)), height=2.6 * rows)
+    for ax in axes.flat[len(columns) :]:
+        ax.set_axis_off()
+    for ax, (name, values) in zip(axes.flat, columns.items(), strict=False):
+        heat_map(ax, values, x="head", y="layer", label=name.replace("_", " "))
+    return fig
 
 
 def phase_diagram(
