@@ -20,6 +20,7 @@ BENCHMARKS = {
     "memory": False,
     "solve": False,
     "compile": False,
+    "harmonics": False,
     "transport": False,
     "sweep": False,
 }
@@ -40,7 +41,8 @@ def main() -> int:
             return run(options)
         for name in names:
             (options.out / f"{name}.jsonl").unlink(missing_ok=True)
-            for count in [1, available()] if BENCHMARKS[name] and available() > 1 else [available()]:
+            both = BENCHMARKS[name] and available() > 1 and not options.tiny
+            for count in [1, available()] if both else [available()]:
                 code = subprocess.run([*again(options, name), "--cores", str(count)]).returncode
                 if code != 0:
                     print(f"benchmark {name} failed on {count} core(s)", file=sys.stderr)

@@ -33,26 +33,23 @@ def exact(x: np.ndarray, ct: np.ndarray) -> np.ndarray:
 
 
 def main(recorder: Recorder) -> None:
-    for n, d, dtype, slow in CASES:
+    for n, d, dtype, slow in CASES[-1:] if recorder.tiny else CASES:
         n = 256 if recorder.tiny else n
         x = tokens(n, d, dtype)
         ct = np.random.default_rng(1).standard_normal((n, d)).astype(dtype)
         oracle = exact(x, ct)
         scale = np.max(np.abs(oracle))
         calls = gradients(x, BETA, ct, slow)
-        forward = {"attnflow forward": calls.pop("attnflow forward")}
+        evaluate = calls.pop("attnflow forward")
+        forward = {"attnflow forward": lambda evaluate=evaluate: evaluate()[:0]}  # nothing to be wrong in
         params = {"n": n, "d": d, "dtype": dtype, "beta": BETA}
         off = lambda got, oracle=oracle, scale=scale: np.max(np.abs(got - oracle)) / scale  # noqa: E731
-        # In one contest, so that forward and gradient alternate; the forward pass has no gradient to be wrong.
+        # In one contest, so that forward and gradient alternate.
         both = forward | calls
         recorder.contest(
             "gradient",
             params,
             both,
             units=float(n * n),
-            error=lambda got, off=off, n=n: off(got) if ok(got, n) else 0.0,
+            error=lambda got, off=off: off(got) if len(got) else 0.0,
         )
-
-
-def ok(got: np.ndarray, n: int) -> bool:
-    return got.shape[0] == n

@@ -17,7 +17,7 @@ def mean(x, w):
 
 
 def main(recorder: Recorder) -> None:
-    for n, d, dtype in CASES:
+    for n, d, dtype in CASES[:1] if recorder.tiny else CASES:
         n = 256 if recorder.tiny else n
         x = jnp.asarray(tokens(n, d, dtype))
         w = jnp.full(n, 1 / n, x.dtype)

@@ -18,6 +18,9 @@ class Target(NamedTuple):
     at_most: bool = False
     quantity: str = "median_s"
     rival_cores: int | None = None
+    rival_name: str | None = None  # of its contest, if not the same
+    rival_where: dict | None = None  # where the rival's line lies, if not beside
+    scale: float = 1  # of the rival's quantity
 
 
 ONE, TWO = {"cores": 1}, {"cores": 2}
@@ -47,6 +50,36 @@ EVALUATION = [
         "memory, bytes", "evaluation", {**ONE, **BIG64}, "attnflow", None, 2**26, at_most=True, quantity="peak_bytes"
     ),
 ]
+
+
+def million():
+    at = {"n": 10**6, "d": 2, "beta": 81.0, "heads": "scalar"}
+    against = "harmonics against exact sums"
+    for place, where, error, time in (
+        ("circle, n = 10^6, beta = 81", at, 1e-12, 1000),
+        ("S^2, n = 10^6, beta = 25", at | {"d": 3, "beta": 25.0}, 1e-6, 3000),
+        ("S^2, the same, a general B", at | {"d": 3, "beta": 25.0, "heads": "general"}, 1e-6, 3000),
+    ):
+        for quantity, limit, name in (("error", error, "relative error"), ("ns_per_unit", time, "ns per token")):
+            yield Target(f"{place}, {name}", "a million tokens", where, "harmonics", None, limit, True, quantity)
+    small = {"n": 16384, "d": 2, "beta": 81.0}
+    yield Target("circle, n = 16384, beta = 81, against exact sums", against, small, "harmonics", "blocked", 40)
+    yield Target(
+        "circle, n = 10^6, the same, extrapolated",
+        "a million tokens",
+        at,
+        "harmonics",
+        "blocked",
+        1000,
+        rival_where=small,
+        rival_name=against,
+        scale=(10**6 / 16384) ** 2,
+    )
+    for quantity, limit, name in (("median_s", 120, "seconds"), ("peak_bytes", 2**31, "bytes")):
+        claim = f"solve of 10^6 weighted tokens on the circle, {name}"
+        yield Target(claim, "trajectory of a million tokens", {"n": 10**6}, "harmonics", None, limit, True, quantity)
+
+
 TARGETS = [
     *(t._replace(claim=f"evaluation, n = 16384, d = 3, f64: {t.claim}") for t in EVALUATION),
     Target("the same in f32, against the floor", "evaluation", {**ONE, **BIG32}, "floor", "attnflow", 2, at_most=True),
@@ -96,6 +129,7 @@ TARGETS = [
         Target(f"trajectory f64 against {rival}", "trajectory", F64, "attnflow", rival, limit)
         for rival, limit in (("torchdiffeq + explicit softmax", 8), ("numpy + scipy", 8), ("jax naive + diffrax", 6))
     ),
+    *million(),
     Target("programs for a sweep of beta", "recompilation", {}, "attnflow", None, 1, at_most=True, quantity="programs"),
 ]
 NOT_HERE = [
@@ -125,11 +159,12 @@ def verdict(lines, target: Target) -> tuple[str, str]:
         return "", f"not run: {mine['not_run']}" if mine else "not run"
     value = mine.get(target.quantity)
     if target.rival is not None:
-        where = target.where if target.rival_cores is None else {**target.where, "cores": target.rival_cores}
-        rival = find(lines, target.name, where, target.rival)
+        where = target.where if target.rival_where is None else target.rival_where
+        where = where if target.rival_cores is None else {**where, "cores": target.rival_cores}
+        rival = find(lines, target.rival_name or target.name, where, target.rival)
         if rival is None or "not_run" in rival:
             return "", f"not run: {rival['not_run']}" if rival else "not run"
-        value = rival[target.quantity] / value
+        value = target.scale * rival[target.quantity] / value
     met = value <= target.limit if target.at_most else value >= target.limit
     return f"{value:.3g}", "met" if met else "**missed**"
 
