@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from attnflow import claims, theory
-from attnflow.figures import FIGURES
+from attnflow.gallery import NAMES
 
 ROOT = Path(__file__).parents[1]
 COLUMNS = ("statement", "hypothesis", "closed form", "claim", "test", "config", "figure")
@@ -50,7 +50,7 @@ def test_every_test_config_and_figure_named_exists():
     tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
     assert {name for name in names("test") if f"def {name}(" not in tests} == set()
     assert {name for name in names("config") if not (ROOT / "configs" / f"{name}.toml").exists()} == set()
-    assert names("figure") <= set(FIGURES)
+    assert names("figure") <= set(NAMES)
 
 
 def test_every_statement_has_a_test_and_a_place_where_it_is_computed():
