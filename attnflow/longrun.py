@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jax.typing import ArrayLike
 
 from . import checkpoints, sphere
 from .facts import facts
@@ -72,7 +72,7 @@ class _State(eqx.Module):
 
 def long_run(
     field: AbstractField,
-    x0: Float[Array, "n d"],
+    x0: ArrayLike,
     t1: float,
     *,
     folder: str | Path,

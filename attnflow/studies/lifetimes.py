@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import plots, sphere
+from .. import plots
 from ..attention import Softmax
 from ..field import AttentionField
 from ..figures import Line
@@ -87,5 +87,5 @@ def last_gap(tree: MergeTree) -> float:
     r"""$1 - \cos\theta$ between the barycentres of the last two groups halfway, in $\ln t$, through their plateau."""
     merge, before = tree.merges[-1], tree.merges[-2].log_t
     frame = tree.history.tokens[int(np.searchsorted(tree.log_t, (before + merge.log_t) / 2))]
-    a, b = (sphere.retract(frame[list(group)].mean(axis=0)) for group in merge.who)
-    return float(1 - a @ b)
+    a, b = (frame[list(group)].mean(axis=0) for group in merge.who)
+    return float(1 - a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
