@@ -1,8 +1,9 @@
 r"""Symmetric heads whose constraints hold for every value of their parameters, so that no gradient step can leave them.
 
 All are aligned, $V_h = B_h = M_h = M_h^\top$ (the hypothesis of Theorem 11, arXiv 2605.04279), and differ in what else is
-held: `SemidefiniteHeads` $M_h \succeq 0$ of rank at most k, `OrthogonalHeads` $M_h M_{h'} = 0$, `GappedHeads` the spectral
-gap, `FixedNormHeads` the Frobenius norm of any of them. Rank without symmetry is `FactoredHeads`.
+held: `SemidefiniteHeads` $M_h \succeq 0$ of rank at most k, `OrthogonalHeads` $M_h M_{h'} = 0$, `CommutingHeads`
+one eigenbasis, `GappedHeads` the spectral gap, `FixedNormHeads` the Frobenius norm of any of them. Rank without
+symmetry is `FactoredHeads`.
 
 Where a matrix costs a decomposition, take `aligned()` once per gradient: plain `AlignedHeads` that no longer know the
 constraint, differentiable in the parameters.
@@ -14,6 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .attention import concrete
@@ -116,6 +118,36 @@ class OrthogonalHeads(AbstractSymmetricHeads):
     @property
     def count(self):
         return self.core.shape[0]
+
+    @property
+    def dimension(self):
+        return self.frame.shape[0]
+
+
+class CommutingHeads(AbstractSymmetricHeads):
+    r"""$M_h = Q\,\mathrm{diag}(\mu_h)\,Q^\top$ with one orthonormal basis Q for all heads, so $M_h M_{h'} = M_{h'} M_h$.
+
+    Q is the orthonormal factor of `frame` (d, d), `spectra` $\mu$ (H, d). Heads on orthogonal subspaces are of this kind, and
+    so are heads that share their leading eigenvectors; $\|M_h\|_F = |\mu_h|$ and the overlap of two heads is the cosine of
+    their spectra.
+    """
+
+    frame: Float[Array, "d d"] = eqx.field(converter=real)
+    spectra: Float[Array, "H d"] = eqx.field(converter=real)
+
+    def __check_init__(self):
+        f, mu = self.frame, self.spectra
+        require_shape("frame", f, "(d, d)", f.ndim == 2 and f.shape[0] == f.shape[1])
+        require_shape("spectra", mu, "(H, d)", mu.ndim == 2 and mu.shape[1] == f.shape[0])
+
+    @property
+    def matrix(self):
+        q = orthonormal(self.frame)
+        return symmetric(jnp.einsum("dk,hk,ek->hde", q, self.spectra, q))
+
+    @property
+    def count(self):
+        return self.spectra.shape[0]
 
     @property
     def dimension(self):
@@ -249,6 +281,21 @@ def on_planes(heads: AlignedHeads | AbstractSymmetricHeads, k: int) -> Orthogona
             f"`heads` must act on mutually orthogonal planes of dimension {k}; the nearest such heads differ by {worst:.2g}. "
             "Draw them with `heads.orthogonal`, or use `FixedNormHeads`, which does not need planes."
         )
+    return made
+
+
+def on_shared_axes(heads: AlignedHeads | AbstractSymmetricHeads) -> CommutingHeads:
+    r"""Commuting heads in their common eigenbasis; they are kept to rounding.
+
+    **Errors:** ValueError unless all pairs commute (to 1e-6 of their norms).
+    """
+    M = np.asarray(heads.matrix)
+    # A generic combination separates all joint eigenspaces, whatever its seed.
+    _, q = np.linalg.eigh(np.einsum("h,hde->de", np.random.default_rng(0).uniform(1, 2, len(M)), M))
+    made = CommutingHeads(q, np.einsum("dk,hde,ek->hk", q, M, q))
+    worst = np.abs(np.asarray(made.matrix) - M).max() / np.linalg.norm(M, axis=(1, 2)).max()
+    if not worst < 1e-6:
+        raise ValueError(f"`heads` must commute; the nearest commuting heads found differ by {worst:.2g}.")
     return made
 
 

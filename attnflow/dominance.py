@@ -96,8 +96,11 @@ def fit_radial_dominance(
         overlap=jnp.abs(overlaps(heads)) + 0.02 if "diversity" in hold else None,
         pace=jnp.asarray(before.cosine[:, early].mean() - 0.02) if "clustering" in hold else None,
     )
-    batch = Clouds(n, d, clouds, jnp.asarray([lower, upper]))
-    judge = _Judged(goal, Clouds(n, d, 4 * clouds, batch.beta)(judge_key))
+    betas = jnp.asarray([lower, upper])
+    batch = _Batch(Clouds(n, d, clouds, betas), Clouds(n, d, 16 * clouds, betas, gathered=True))
+    judge = _Judged(
+        goal, _Batch(Clouds(n, d, 4 * clouds, betas), Clouds(n, d, 64 * clouds, betas, gathered=True))(judge_key)
+    )
     per_stage = max(1, steps // len(temperatures))
     histories = []
     for stage, temperature in enumerate(temperatures):
@@ -106,7 +109,7 @@ def fit_radial_dominance(
             stage_goal,
             params,
             steps=per_stage,
-            optimiser=_adam(rate, per_stage),
+            optimiser=_adam(rate * 0.4**stage, per_stage),
             key=jr.fold_in(train_key, stage),
             batch=batch,
             clip=1.0,
@@ -137,9 +140,10 @@ class _Goal(eqx.Module):
 
     def __call__(self, heads, batch):
         heads = plain(heads)
-        margins, cosines = jax.vmap(lambda beta, x: self.flow(heads, beta, x))(*batch)
-        enough = jnp.minimum(margins, 0.3)  # more than this is worth nothing
-        loss = -jnp.mean(jax.vmap(lambda m: soft_minimum(m, self.temperature))(enough))
+        flowing, still = batch
+        margins, cosines = jax.vmap(lambda beta, x: self.flow(heads, beta, x))(*flowing)
+        at_rest = jax.vmap(lambda beta, x: self.margins(self.field(heads, beta), x))(*still)
+        loss = -jnp.mean(jax.vmap(self.worst)(margins)) - self.worst(at_rest)
         if self.overlap is not None:
             above = jax.nn.relu(jnp.abs(overlaps(heads)) - self.overlap)
             loss = loss + 5 * jnp.sum(jnp.triu(above, 1))
@@ -147,11 +151,19 @@ class _Goal(eqx.Module):
             loss = loss + 5 * jax.nn.relu(self.pace - jnp.mean(cosines))
         return loss
 
+    def worst(self, margins):
+        return soft_minimum(jnp.minimum(margins, 0.3), self.temperature)  # more than 0.3 is worth nothing
+
+    def field(self, heads, beta):
+        return AttentionField(heads, self.attention(beta), reduction=Dense())
+
+    def margins(self, field, x):
+        return relative_margins(field, x, self.condition)
+
     def flow(self, heads, beta, x):
-        field = AttentionField(heads, self.attention(beta), reduction=Dense())
-        seen = {"margins": functools.partial(relative_margins, condition=self.condition), "cosine": observe.mean_cosine}
+        seen = {"margins": self.margins, "cosine": observe.mean_cosine}
         traj = solve(
-            field,
+            self.field(heads, beta),
             x,
             self.times,
             observe=seen,
@@ -162,6 +174,16 @@ class _Goal(eqx.Module):
             adjoint=dfx.RecursiveCheckpointAdjoint(checkpoints=128),
         )
         return traj.values["margins"], traj.values["cosine"]
+
+
+class _Batch(eqx.Module):
+    """Clouds to follow, and clouds of every tightness to look at where they are, which costs next to nothing."""
+
+    flowing: Clouds
+    still: Clouds
+
+    def __call__(self, key):
+        return self.flowing(key), self.still(jr.fold_in(key, 1))
 
 
 class _Judged(eqx.Module):

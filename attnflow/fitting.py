@@ -11,7 +11,7 @@ import numpy as np
 
 from . import plots
 from .config import read_table
-from .constrained import on_planes
+from .constrained import AbstractSymmetricHeads, on_planes, on_shared_axes
 from .dominance import DominanceReport, fit_radial_dominance
 from .facts import facts
 from .files import save_heads
@@ -23,7 +23,8 @@ from .schema import build, to_table, to_toml
 class DominanceFit:
     """Heads on random orthogonal subspaces, moved until their margins stay positive up to `horizon`.
 
-    `free` lets the matrices move freely (symmetric); else the subspaces stay orthogonal. See `dominance.fit_radial_dominance`.
+    `family` says what may move: "commuting" heads share an eigenbasis (the start does), "free" ones are any symmetric
+    matrices, "orthogonal" ones keep to orthogonal subspaces. See `dominance.fit_radial_dominance`.
     """
 
     title: str = "Radially dominant heads"
@@ -32,12 +33,12 @@ class DominanceFit:
     d: int = 8
     n: int = 32
     strengths: tuple[float, ...] = (1.0,)
-    free: bool = True
+    family: Literal["commuting", "free", "orthogonal"] = "commuting"
     beta: tuple[float, ...] = (0.5, 2.0)
     horizon: float = 6.0
     condition: Literal["exact", "sharp", "condition8"] = "exact"
     hold: tuple[str, ...] = ("strength", "diversity", "clustering")
-    steps: int = 300
+    steps: int = 240
     clouds: int = 6
     fresh: int = 64
 
@@ -50,6 +51,13 @@ class DominanceFit:
     def start(self) -> AlignedHeads:
         strengths = np.asarray(self.strengths if len(self.strengths) > 1 else self.strengths[0])
         return orthogonal(jr.key(self.seed), self.heads, self.d, self.d // self.heads, strengths)
+
+    def parameters(self) -> AlignedHeads | AbstractSymmetricHeads:
+        """The start, in the family."""
+        start = self.start()
+        if self.family == "commuting":
+            return on_shared_axes(start)
+        return start if self.family == "free" else on_planes(start, self.d // self.heads)
 
 
 def read(path: str | Path, assignments: Sequence[str] = ()) -> DominanceFit:
@@ -64,9 +72,8 @@ def fit_from(spec: DominanceFit, out: Path, *, progress: bool = False, say: Call
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.toml").write_text(to_toml(to_table(spec)), encoding="utf-8")
-    start = spec.start()
     heads, report = fit_radial_dominance(
-        start if spec.free else on_planes(start, spec.d // spec.heads),
+        spec.parameters(),
         n=spec.n,
         horizon=spec.horizon,
         key=jr.fold_in(jr.key(spec.seed), 1),

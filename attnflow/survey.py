@@ -48,18 +48,27 @@ def _ratio(a, b, good):
 
 
 class Clouds(eqx.Module):
-    """Batches (betas, tokens): beta stratified in its logarithm, uniform tokens."""
+    r"""Batches (betas, tokens): beta stratified in its logarithm, uniform tokens; `gathered` ones are drawn towards a point.
+
+    A gathered cloud is $x \propto s\,m + (1 - s)\,u$ with one uniform m and a uniform s for all its tokens u.
+    """
 
     n: int = eqx.field(static=True)
     d: int = eqx.field(static=True)
     count: int = eqx.field(static=True)
     beta: Float[Array, "2"]
+    gathered: bool = eqx.field(static=True, default=False)
 
     def __call__(self, key):
-        beta_key, token_key = jr.split(key)
+        beta_key, token_key, centre_key, share_key = jr.split(key, 4)
         place = (jnp.arange(self.count, dtype=self.beta.dtype) + jr.uniform(beta_key, (self.count,))) / self.count
         beta = self.beta[0] * (self.beta[1] / self.beta[0]) ** place
-        return beta, jax.vmap(lambda k: sphere.uniform(k, self.n, self.d))(jr.split(token_key, self.count))
+        x = jax.vmap(lambda k: sphere.uniform(k, self.n, self.d))(jr.split(token_key, self.count))
+        if self.gathered:
+            share = jr.uniform(share_key, (self.count, 1, 1))
+            centre = sphere.uniform(centre_key, self.count, self.d)[:, None]
+            x = sphere.retract(share * centre + (1 - share) * x)
+        return beta, x
 
 
 @dataclasses.dataclass(frozen=True)

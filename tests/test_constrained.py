@@ -10,6 +10,7 @@ from exact import close, velocity
 
 from attnflow import AlignedHeads, AttentionField, Exponential, Heads, Softmax, heads, sphere
 from attnflow.constrained import (
+    CommutingHeads,
     FixedNormHeads,
     GappedHeads,
     OrthogonalHeads,
@@ -17,6 +18,7 @@ from attnflow.constrained import (
     frobenius,
     gapped,
     on_planes,
+    on_shared_axes,
     orthonormal,
     overlaps,
     spectral_gap,
@@ -31,6 +33,7 @@ def family(name, key, dtype=np.float64):
     made = {
         "semidefinite": lambda: SemidefiniteHeads(jr.normal(a, (H, k, d), dtype)),
         "orthogonal": lambda: OrthogonalHeads(jr.normal(a, (d, H * k), dtype), jr.normal(b, (H, k, k), dtype)),
+        "commuting": lambda: CommutingHeads(jr.normal(a, (d, d), dtype), jr.normal(b, (H, d), dtype)),
         "gapped": lambda: jax.tree.map(lambda x: x.astype(dtype), gapped(a, H, d, 0.7)),
         "norm": lambda: FixedNormHeads(AlignedHeads(jr.normal(a, (H, d, d), dtype)), jnp.arange(1, H + 1, dtype=dtype)),
         "norm of orthogonal": lambda: FixedNormHeads(family("orthogonal", key, dtype), jnp.ones(H, dtype)),
@@ -38,7 +41,7 @@ def family(name, key, dtype=np.float64):
     return made[name]()
 
 
-NAMES = ["semidefinite", "orthogonal", "gapped", "norm", "norm of orthogonal"]
+NAMES = ["semidefinite", "orthogonal", "commuting", "gapped", "norm", "norm of orthogonal"]
 
 
 def holds(name, made, eps):
@@ -54,6 +57,9 @@ def holds(name, made, eps):
         products = np.einsum("hde,gef->hgdf", M, M)
         products[np.arange(H), np.arange(H)] = 0
         good &= np.abs(products).max() <= unit * size**2
+    if name == "commuting":
+        products = np.einsum("hde,gef->hgdf", M, M)
+        good &= np.abs(products - products.swapaxes(0, 1)).max() <= unit * size**2
     if name == "gapped":
         mu = np.linalg.eigvalsh(M)
         good &= np.abs(mu[:, -1] - mu[:, -2] - np.asarray(made.gap)).max() <= unit * size
@@ -150,6 +156,17 @@ def test_orthogonal_heads_are_recognised_and_others_refused(key):
         on_planes(plain, 5)
 
 
+def test_heads_that_commute_are_recognised_and_others_refused(key):
+    plain = heads.orthogonal(key, 2, 8, 4, strengths=[1.0, -2.0])
+    made = on_shared_axes(plain)
+    assert close(made.matrix, plain.matrix, eps=1e-6)
+    assert close(frobenius(made.matrix), np.linalg.norm(made.spectra, axis=1), eps=1e-6)
+    mu = made.spectra / np.linalg.norm(made.spectra, axis=1, keepdims=True)
+    assert close(overlaps(made), mu @ mu.T, eps=1e-6)
+    with pytest.raises(ValueError, match="must commute"):
+        on_shared_axes(heads.goe(key, 2, 8))
+
+
 def test_overlaps_are_one_for_equal_heads_and_gaps_are_those_of_the_spectrum(key):
     M = heads.goe(key, 1, 5).matrix
     both = AlignedHeads(jnp.concatenate([M, -2 * M]))
@@ -165,6 +182,8 @@ def test_overlaps_are_one_for_equal_heads_and_gaps_are_those_of_the_spectrum(key
         (lambda: OrthogonalHeads(jnp.ones((4, 6)), jnp.ones((3, 2, 2))), "`frame` must be tall"),
         (lambda: OrthogonalHeads(jnp.ones((8, 5)), jnp.ones((3, 2, 2))), r"`frame` must have shape \(d, H k\)"),
         (lambda: OrthogonalHeads(jnp.ones((8, 6)), jnp.ones((3, 2, 1))), "`core`"),
+        (lambda: CommutingHeads(jnp.ones((4, 3)), jnp.ones((2, 4))), r"`frame` must have shape \(d, d\)"),
+        (lambda: CommutingHeads(jnp.eye(4), jnp.ones((2, 3))), r"`spectra` must have shape \(H, d\)"),
         (lambda: gapped(jr.key(0), 2, 4, -1.0), "`gap` must be positive"),
         (lambda: GappedHeads(jnp.ones((2, 3, 3)), jnp.ones(2), jnp.ones((2, 2)), jnp.ones(2)), "`drops`"),
         (lambda: FixedNormHeads(heads.goe(jr.key(0), 2, 4), jnp.zeros(2)), "`norms` must be positive"),
