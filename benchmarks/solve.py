@@ -38,11 +38,14 @@ def main(recorder: Recorder) -> None:
             "numpy + scipy": _scipy(x0, end),
         }
         calls, used = {}, {}
+        integrators = {name: integrate for name, integrate in integrators.items() if integrate is not None}
         for name, integrate in integrators.items():
             if isinstance(integrate, NotRun):
                 calls[name] = integrate
-            elif integrate is not None:
-                calls[name], used[name] = _to_target(integrate, reference)
+            else:  # the same steps with another attention need the same tolerance
+                start = used.get("torchdiffeq + sdpa", TOLERANCES[0]) if "explicit" in name else TOLERANCES[0]
+                start = 1e-4 if "scipy" in name else start  # looser, its tokens leave the sphere and overflow
+                calls[name], used[name] = _to_target(integrate, reference, start)
         off = lambda got, reference=reference: np.max(np.abs(got[0] - reference))  # noqa: E731
         recorder.contest(
             "trajectory",
@@ -53,12 +56,13 @@ def main(recorder: Recorder) -> None:
         )
 
 
-def _to_target(integrate, reference):
-    for tolerance in TOLERANCES:
+def _to_target(integrate, reference, start):
+    """(call, tolerance) with the loosest tolerance, from `start` on, that meets the target."""
+    for tolerance in TOLERANCES[TOLERANCES.index(start) :]:
         final, _ = integrate(tolerance)
         if np.max(np.abs(final - reference)) <= TARGET:
-            break
-    return (lambda: (*integrate(tolerance), tolerance)), tolerance
+            return (lambda tolerance=tolerance: (*integrate(tolerance), tolerance)), tolerance
+    return NotRun(f"no tolerance meets {TARGET}"), start
 
 
 def _attnflow(x0, end, reduction, solver):
@@ -125,7 +129,10 @@ def _torchdiffeq(x0, end, explicit):
 
         with torch.no_grad():
             start, times = torch.from_numpy(x0), torch.tensor([0.0, end], dtype=torch.from_numpy(x0).dtype)
-            final = library.odeint(counted, start, times, rtol=rtol, atol=rtol / 1000, method="dopri5")[-1]
+            try:
+                final = library.odeint(counted, start, times, rtol=rtol, atol=rtol / 1000, method="dopri5")[-1]
+            except AssertionError:  # its step underflows
+                final = torch.full_like(start, torch.nan)
         return final.numpy(), calls
 
     return integrate
