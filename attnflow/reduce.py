@@ -78,14 +78,14 @@ class Dense(AbstractReduction):
         s = scores(q, keys)
         top = jax.lax.stop_gradient(self.maximum(q, keys, w, causal=causal))
         e = self._hide(exp(s - top[..., None]), causal)
-        total = _weigh(e, _weighted(values, w))
+        total = _weigh(e, weighted(values, w))
         return top + jnp.log(total[..., -1]), total[..., :-1] / total[..., -1:]
 
     def sum(self, phi, q, keys, values, w, *, shift=None, causal=False):
         s = scores(q, keys)
         if shift is not None:
             s = s - shift[..., None]
-        return _weigh(self._hide(phi(self._hide(s, causal)), causal), _scaled(values, w))
+        return _weigh(self._hide(phi(self._hide(s, causal)), causal), scaled(values, w))
 
     def maximum(self, q, keys, w, *, causal=False):
         s = scores(q, keys)
@@ -114,18 +114,18 @@ class Blocked(AbstractReduction):
     tile_dtype: str | None = eqx.field(static=True, default=None)
 
     def log_mean(self, q, keys, values, w, *, causal=False):
-        groups = self._inside(*_grouped(q, keys, _weighted(values, w)))
+        groups = self._inside(*grouped(q, keys, weighted(values, w)))
         log_mass, mean = tiles.log_mean(*groups, self._shape(q, causal))
         return log_mass.reshape(q.shape[:2]).astype(q.dtype), mean.reshape(*q.shape[:2], -1).astype(q.dtype)
 
     def sum(self, phi, q, keys, values, w, *, shift=None, causal=False):
-        groups = _grouped(q, keys, _scaled(values, w))
+        groups = grouped(q, keys, scaled(values, w))
         shift = jnp.zeros(groups[0].shape[:2], q.dtype) if shift is None else shift.reshape(groups[0].shape[:2])
         total = tiles.weighted_sum(phi, *self._inside(*groups, shift), self._shape(q, causal))
         return total.reshape(*q.shape[:2], -1).astype(q.dtype)
 
     def maximum(self, q, keys, w, *, causal=False):
-        q_groups, key_groups, u = self._inside(*_grouped(q, keys, w[:, None]))
+        q_groups, key_groups, u = self._inside(*grouped(q, keys, w[:, None]))
         top = tiles.maximum(q_groups, key_groups, u[..., 0] > 0, self._shape(q, causal))
         return top.reshape(q.shape[:2]).astype(q.dtype)
 
@@ -177,17 +177,17 @@ class RandomBatch(AbstractReduction):
         return jnp.take(keys, chosen, axis=-2), jnp.take(values, chosen, axis=-2), equal
 
 
-def _weighted(values, w):
+def weighted(values, w):
     """Values times weights, with the weights as last column."""
     column = jnp.broadcast_to(w[:, None], (*values.shape[:-1], 1))
-    return jnp.concatenate([_scaled(values, w), column], axis=-1)
+    return jnp.concatenate([scaled(values, w), column], axis=-1)
 
 
-def _scaled(values, w):
+def scaled(values, w):
     return values * w.reshape((1,) * (values.ndim - 2) + (-1, 1))
 
 
-def _grouped(q, keys, u):
+def grouped(q, keys, u):
     """Groups of queries that share keys: all heads in one group, or a group for each head."""
     H, n, k = q.shape
     if keys.ndim == 2 and u.ndim == 2:

@@ -35,7 +35,7 @@ def log_mean(q, keys, u, shape: Shape):
 
     @jax.custom_jvp
     def run(q, keys, u):
-        return _over_groups(partial(_log_mean, shape=shape), q, keys, u)
+        return over_groups(partial(_log_mean, shape=shape), q, keys, u)
 
     @run.defjvp
     def rule(primals, tangents):
@@ -52,7 +52,7 @@ def weighted_sum(phi: Callable, q, keys, u, shift, shape: Shape):
 
     @jax.custom_jvp
     def run(q, keys, u, shift):
-        return _over_groups(partial(_sum, phi, shape=shape), q, keys, u, shift)
+        return over_groups(partial(_sum, phi, shape=shape), q, keys, u, shift)
 
     @run.defjvp
     def rule(primals, tangents):
@@ -268,7 +268,7 @@ def _rows(a, q):
     return a.reshape(a.shape[0], -1, *a.shape[3:])[:, : q.shape[1]]
 
 
-def _over_groups(run, *arrays):
+def over_groups(run, *arrays):
     """`run` of grouped arrays, whose batches under `vmap` become more groups: one program, one decision, bounded memory."""
     batched = jax.custom_batching.custom_vmap(run)
 
@@ -278,7 +278,7 @@ def _over_groups(run, *arrays):
             a = a if has_batch else jnp.broadcast_to(a, (size, *a.shape))
             return a.reshape(-1, *a.shape[2:])
 
-        out = _over_groups(run, *map(spread, arrays, is_batched))
+        out = over_groups(run, *map(spread, arrays, is_batched))
         return jax.tree.map(lambda a: a.reshape(size, -1, *a.shape[1:]), out), jax.tree.map(lambda a: True, out)
 
     return batched(*arrays)

@@ -9,7 +9,7 @@ FLOORS = [
     ["exponential"],
     ["sphere", "tiles", "mesh", "store", "facts", "points", "memory"],
     ["reduce", "captured"],
-    ["harmonics", "sharded", "transport", "heads", "schema"],
+    ["harmonics", "sharded", "kernel", "transport", "heads", "schema"],
     ["attention"],
     ["field", "theory", "constrained"],
     ["observe", "stepping", "trajectory", "files"],
