@@ -23,6 +23,7 @@ BENCHMARKS = {
     "harmonics": False,
     "transport": False,
     "sweep": False,
+    "gpu": False,
 }
 
 
