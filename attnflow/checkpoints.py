@@ -81,10 +81,11 @@ class Checkpoints:
             data = path.with_suffix(".safetensors").read_bytes()
             if hashlib.sha256(data).hexdigest() != note["sha256"]:
                 return None
-        except (OSError, ValueError, KeyError, TypeError):
+            identity = dict(note["identity"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        if note["identity"] != self.identity:
-            names = [name for name in self.identity if note["identity"].get(name) != self.identity[name]]
+        if identity != self.identity:
+            names = [name for name in self.identity if identity.get(name) != self.identity[name]]
             raise ValueError(
                 f"`checkpoint` {self.folder} holds another fit: it differs in {', '.join(names)}. Choose another folder."
             )

@@ -146,7 +146,7 @@ def read_table(path: str | Path, assignments: Sequence[str] = ()) -> dict:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; `attnflow init` writes one to start from.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError, PermissionError) as error:
+    except (ValueError, RecursionError, IsADirectoryError, PermissionError) as error:
         raise ConfigError(f"{path}: {error}") from None
     for assignment in assignments:
         override(table, assignment)

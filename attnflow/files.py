@@ -42,13 +42,14 @@ def save_heads(path: str | Path, heads: AbstractHeads, *, facts: Mapping | None 
 def load_heads(path: str | Path) -> AbstractHeads:
     """Heads of the class they were saved with, in their dtype; a file without that metadata needs `score` and `value`, or `raw`."""
     path = _suffixed(path, (".safetensors",))
-    with safetensors.safe_open(path, framework="numpy") as file:
-        metadata = file.metadata() or {}
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    for name, array in arrays.items():
-        _check_numbers(path, name, array)
-    if metadata.get("format") == FORMAT:
-        return _put_together(path, "", json.loads(metadata["classes"]), arrays)
+    with _whole(path):
+        with safetensors.safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        for name, array in arrays.items():
+            _check_numbers(path, name, array)
+        if metadata.get("format") == FORMAT:
+            return _put_together(path, "", json.loads(metadata["classes"]), arrays)
     if set(arrays) == {"score", "value"}:
         return Heads(arrays["score"], arrays["value"])
     if set(arrays) == {"raw"}:
@@ -60,17 +61,19 @@ def load_array(path: str | Path, name: str | None = None, *, largest: int = LARG
     """One real array of a .npy, .npz or .safetensors file; `name` says which where there are several.
 
     **Errors:** ValueError for another suffix, a missing name, more than `largest` bytes, numbers that are not real or not
-    finite, pickled objects.
+    finite, pickled objects, a damaged file.
     """
     path = _suffixed(path, (".npy", ".npz", ".safetensors"))
     if path.suffix == ".npy":
         if name is not None:
             raise ValueError(f"{path} holds a single array without a name; leave `name` out.")
-        array = _npy(path, largest)
+        with _whole(path):
+            array = _npy(path, largest)
     elif path.suffix == ".npz":
-        array = _npz(path, name, largest)
+        with _whole(path):
+            array = _npz(path, name, largest)
     else:
-        with safetensors.safe_open(path, framework="numpy") as file:
+        with _whole(path), safetensors.safe_open(path, framework="numpy") as file:
             found = _named(path, name, list(file.keys()))
             size = _bytes(file.get_slice(found).get_shape(), 8)
             _check_size(path, size, largest)
@@ -97,6 +100,17 @@ def publish(path: Path, data: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextlib.contextmanager
+def _whole(path):
+    """A damaged file is a ValueError, whatever its decoder raises; a file that is missing or closed to us stays an OSError."""
+    try:
+        yield
+    except (ValueError, MemoryError, FileNotFoundError, PermissionError, IsADirectoryError):
+        raise
+    except Exception as problem:
+        raise ValueError(f"{path} is damaged: {problem or type(problem).__name__}.") from None
 
 
 def _taken_apart(module, at=""):
@@ -136,6 +150,8 @@ def _npy(path, largest):
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
         raise ValueError(f"{path} is not a plain .npy array ({error}); pickled objects are never loaded.") from None
+    if not isinstance(mapped, np.ndarray):
+        raise ValueError(f"{path} is not a plain .npy array but an archive; name it .npz.")
     _check_size(path, mapped.nbytes, largest)
     return np.array(mapped)
 

@@ -55,9 +55,15 @@ def convert(hint: Any, value: Any, path: str) -> Any:
     if hint is Any:
         return value
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value):
-            raise ConfigError(f"{path}: must be finite, got {value}.")
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise ConfigError(
+                f"{path}: must be finite, got {value:.3g}." if isinstance(value, float) else f"{path}: is too large."
+            )
+        return number
     if isinstance(value, bool) != (hint is bool) or not isinstance(value, hint):
         raise ConfigError(f"{path}: must be {_NAMES.get(hint, hint.__name__)}, got {_kind(value)} {value!r}.")
     return value
@@ -75,7 +81,7 @@ def _union(args, value, path):
     if not isinstance(value, dict) or "kind" not in value:
         raise ConfigError(f"{path}: must be a table with `kind`, one of {', '.join(sorted(tagged))}.")
     kind = value["kind"]
-    if kind not in tagged:
+    if not isinstance(kind, str) or kind not in tagged:
         near = difflib.get_close_matches(str(kind), tagged, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"{path}.kind: must be one of {', '.join(sorted(tagged))}, got {kind!r}{hint}")
@@ -115,7 +121,7 @@ def override(table: dict, assignment: str) -> None:
         raise ConfigError(f"--set {assignment!r}: must read key=value, for example solve.rtol=1e-8.")
     try:
         value = tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text.strip()
     *parents, last = key.strip().split(".")
     for parent in parents:
@@ -141,8 +147,8 @@ def _literal(value):
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'"{escaped}"'
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + "".join(f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else c for c in escaped) + '"'
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_literal(v) for v in value) + "]"
     return repr(value)

@@ -22,6 +22,7 @@ import socket
 from collections.abc import Generator, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -72,11 +73,17 @@ def lock(path: Path) -> Generator[None]:
 def read_spec(path: Path) -> dict | None:
     """The specification of the store at `path`, or None where there is none yet."""
     try:
-        return json.loads((path / "spec.json").read_bytes())
+        spec = json.loads((path / "spec.json").read_bytes())
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreMismatch(f"{path / 'spec.json'} is damaged ({error}); choose another store.") from None
+    numbers = [spec.get(name) for name in ("chunk", "chunks")] if isinstance(spec, dict) else [None]
+    if not all(type(number) is int and number >= 0 for number in numbers) or not isinstance(
+        spec.get("variables"), dict
+    ):
+        raise StoreMismatch(f"{path / 'spec.json'} is not the specification of a store; choose another store.")
+    return spec
 
 
 def open_store(path: Path, spec: Mapping) -> "Store":
@@ -135,7 +142,7 @@ class Store:
         (self.path / "manifest").mkdir(exist_ok=True)
         for name in self.spec["variables"]:
             try:
-                self._array(name)
+                self._array(name, "r+")
             except Exception:  # a missing or damaged header, whatever the reader says; the spec knows it
                 self._create(name)
         self.tidy()
@@ -203,7 +210,7 @@ class Store:
             entry = json.loads(self._manifest_path(chunk).read_bytes())
             ours = entry["chunk"] == chunk and entry["spec"] == self.key
             return entry if ours and entry == _sealed(entry) else None
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def _refuse_other_bits(self, chunk: int, entry: dict | None, sums: Mapping[str, str]) -> None:
@@ -214,11 +221,11 @@ class Store:
                 "were made on other hardware or with other settings. Recompute the sweep in a new store."
             )
 
-    def _array(self, name: str):
+    def _array(self, name: str, mode: Literal["r", "r+"] = "r"):
         import zarr
 
         # A chunk of NaN is written like any other: read as fill values, its NaN could have other bits.
-        array = zarr.open_array(self.path / "data" / name, mode="r+", zarr_format=3)
+        array = zarr.open_array(self.path / "data" / name, mode=mode, zarr_format=3)
         array = array.with_config({"write_empty_chunks": True})
         shape, dtype = self._block(name)
         if array.chunks != _positive(shape) or array.dtype != dtype:
@@ -248,7 +255,7 @@ class Store:
         if block.shape != shape or block.dtype != dtype:
             raise ValueError(f"`{name}` must be {dtype} of shape {shape}, got {block.dtype} of {block.shape}.")
         if block.size:
-            self._array(name)[self._lanes(chunk)] = block
+            self._array(name, "r+")[self._lanes(chunk)] = block
             _sync(self.path / "data" / name / f"c.{chunk}{'.0' * (len(shape) - 1)}")
 
 
