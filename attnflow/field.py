@@ -18,7 +18,7 @@ from .reduce import AbstractReduction, Blocked, Dense, Differences
 Tokens = Float[Array, "n d"]
 
 DIFFERENCES_UP_TO = 2**16  # n^2 d above which the difference form costs more than it is worth
-DENSE_UP_TO = 2**18  # H n^2 above which scores leave the cache
+DENSE_UP_TO = 2**16  # H n^2 up to which all scores at once are as fast as tiles; a gradient prefers tiles even earlier
 
 
 class AbstractField(eqx.Module):
