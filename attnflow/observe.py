@@ -75,8 +75,9 @@ def energy_rate(field: AbstractField, x: Tokens) -> Scalar:
 
 def head_energy_rates(field: AbstractField, x: Tokens) -> Float[Array, " H"]:
     r"""$dE_h/dt$ of every head along the field (forward derivative of `head_energies`)."""
-    rates = jax.jvp(lambda y: head_log_energies(field, y), (x,), (field(0.0, x, None),))
-    return jnp.exp(rates[0]) * rates[1]
+    logs, rates = jax.jvp(lambda y: head_log_energies(field, y), (x,), (field(0.0, x, None),))
+    # an energy of 0 (ReLU heads without a positive score) is at its minimum, where its log has no derivative
+    return jnp.where(jnp.isneginf(logs), 0, jnp.exp(logs) * rates)
 
 
 def entropy_deficit(field: AbstractField, x: Tokens) -> Float[Array, " H"]:
