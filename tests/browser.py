@@ -80,15 +80,23 @@ def ask(port, method, path, body=None):
             raise RuntimeError(error.read().decode()) from None
 
 
+def chromium_program():
+    return next((p for p in ("chromium", "chromium-browser", "google-chrome") if shutil.which(p)), None)
+
+
+def missing() -> str:
+    """What a machine lacks for these tests, with the remedy; empty where nothing is."""
+    if chromium_program() and shutil.which("chromedriver"):
+        return ""
+    return "no chromium and chromedriver here: install them (Debian: apt-get install chromium chromium-driver)"
+
+
 @contextlib.contextmanager
 def chromium(profile):
     """A browser with a fresh profile; it ends with the block."""
-    program = next((p for p in ("chromium", "chromium-browser", "google-chrome") if shutil.which(p)), None)
-    if program is None or shutil.which("chromedriver") is None:
-        raise RuntimeError(
-            "no chromium and chromedriver here: install them (Debian: apt-get install chromium chromium-driver), "
-            'or leave these tests out with -m "not browser".'
-        )
+    if missing():
+        raise RuntimeError(missing())
+    program = chromium_program()
     with subprocess.Popen(
         ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as driver:

@@ -1,8 +1,12 @@
-"""The fault catalogue: inputs that go wrong elsewhere, and what each gives here; tabulated on docs/reliability.md."""
+"""The fault catalogue: inputs that go wrong elsewhere, and what each gives here.
+
+`python tests/catalogue.py` writes its tables into docs/reliability.md.
+"""
 
 import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import diffrax as dfx
@@ -31,7 +35,17 @@ class Fault(NamedTuple):
     check: Callable[[], None]
 
 
+class Injected(NamedTuple):
+    """A fault from outside, how often the suite injects it, what happens, and the test that shows it."""
+
+    fault: str
+    times: int
+    gives: str
+    test: str
+
+
 CATALOGUE: list[Fault] = []
+PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 TS = np.linspace(0.0, 2.0, 5)
 ROTATION = np.array([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
 
@@ -619,3 +633,125 @@ def import_changes_nothing():
 )
 def factored_parts():
     FactoredHeads(np.zeros((2, 2, 3)), np.zeros((2, 3, 3)), np.zeros((2, 2, 3)), np.zeros((2, 3, 2)))
+
+
+INJECTED = [
+    Injected(
+        "`kill -9` of a sweep, resumed each time",
+        22,
+        "the store of an undisturbed sweep, byte by byte; nothing finished is computed again",
+        "test_sweep_processes.py::test_a_sweep_killed_at_random_moments_ends_as_the_undisturbed_one",
+    ),
+    Injected(
+        "`kill -9` of a process that writes chunks",
+        23,
+        "no chunk lost, none half-written, no temporary file left",
+        "test_store.py::test_a_writer_killed_at_random_moments_loses_nothing_that_was_finished",
+    ),
+    Injected(
+        "`kill -9` of a worker of the engine, and of its driver",
+        5,
+        "restarted; the same store as one process makes",
+        "test_sweep_processes.py::test_workers_make_the_store_of_one_process_and_outlive_their_kills",
+    ),
+    Injected(
+        "a chunk that kills every worker",
+        1,
+        "the sweep ends with advice after three losses",
+        "test_sweep_processes.py::test_a_chunk_that_kills_every_worker_ends_the_sweep_with_advice",
+    ),
+    Injected(
+        "`kill -9` of a long flow",
+        3,
+        "the final tokens and step count of an undisturbed flow, to the bit",
+        "test_longrun.py::test_a_process_killed_at_random_moments_ends_with_the_same_bits",
+    ),
+    Injected(
+        "`kill -9` of a weight search",
+        1,
+        "the parameters of an undisturbed search, to the bit",
+        "test_fit.py::test_a_killed_fit_resumes_to_the_same_bits",
+    ),
+    Injected(
+        "`kill -9` of `attnflow run`",
+        3,
+        "files are whole or absent; no result of an older run beside newer flows; running again gives the same bytes",
+        "test_injected.py::test_a_run_killed_at_any_moment_leaves_no_half_file_and_no_old_result",
+    ),
+    Injected(
+        "ctrl-C in a sweep",
+        1,
+        "exit code 130, the command to resume with, a store to resume",
+        "test_sweep_processes.py::test_control_c_leaves_a_store_to_resume",
+    ),
+    Injected(
+        "every file of a store with a bit flipped, truncated, emptied, deleted",
+        4,
+        "noticed by its checksum, computed again, equal bits",
+        "test_store.py::test_damage_to_any_file_is_noticed_and_repaired_by_running_again",
+    ),
+    Injected(
+        "a damaged checkpoint",
+        2,
+        "passed over with a warning; the one before serves",
+        "test_longrun.py::test_stopped_and_damaged_runs_go_on_to_the_same_bits",
+    ),
+    Injected(
+        "a full disk, a file size limit",
+        2,
+        "OSError with the chunk and the remedy; what was stored stays valid",
+        "test_store.py::test_a_full_disk_is_named_and_leaves_the_store_intact",
+    ),
+    Injected(
+        "a folder that cannot be written",
+        1,
+        "one line with its name, exit code 1",
+        "test_injected.py::test_a_folder_that_cannot_be_written_is_one_line_with_its_name",
+    ),
+    Injected(
+        "a clock that goes backwards",
+        1,
+        "the same bits",
+        "test_injected.py::test_a_clock_that_goes_backwards_changes_no_result",
+    ),
+    Injected(
+        "a second sweep on a store in use",
+        1,
+        "refused with the pid and host of the first",
+        "test_sweep_processes.py::test_a_second_sweep_on_a_store_in_use_is_refused",
+    ),
+    Injected(
+        "a process of a distributed flow that dies",
+        1,
+        "all others end; nothing hangs",
+        "test_mesh.py::test_when_one_process_dies_none_is_left",
+    ),
+    Injected(
+        "pickles, header bombs and damaged files as weights",
+        1,
+        "refused; no code runs",
+        "test_pretrained_files.py::test_a_pickle_payload_is_refused_and_does_not_run",
+    ),
+]
+
+
+def written(page: str) -> str:
+    """The page with its two tables as the catalogue has them."""
+    inputs = "| input | gives |\n|---|---|\n" + "".join(f"| {f.input} | {f.gives} |\n" for f in CATALOGUE)
+    times = sum(f.times for f in INJECTED)
+    rows = "".join(f"| {f.fault} | {f.times} | {f.gives} |\n" for f in INJECTED)
+    injected = "| fault | times | gives |\n|---|---|---|\n" + rows
+    counts = (
+        f"{len(CATALOGUE)} kinds of input and {times} faults of {len(INJECTED)} kinds in every full run of the tests. "
+        "Silent wrong numbers: 0. Bytes lost: 0. A test fails otherwise.\n"
+    )
+    for name, text in (("inputs", inputs), ("injected", injected), ("counts", counts)):
+        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, _, rest = page.partition(start)
+        _, _, after = rest.partition(end)
+        page = f"{before}{start}{text}{end}{after}"
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from browser import chromium
+from browser import chromium, missing
 
 from attnflow import config, studies
 from attnflow.cells import open_cell
@@ -56,6 +57,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
+    if missing() and not os.environ.get("ATTNFLOW_NEEDS_BROWSER"):
+        pytest.skip(missing())
     with chromium(tmp_path_factory.mktemp("profile")) as opened:
         yield opened
 

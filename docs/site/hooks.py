@@ -2,29 +2,11 @@
 
 import html
 import re
-from pathlib import Path
 
 import latex2mathml.converter
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./[^)]+\)")
-
-
-def on_config(config, **_):
-    """Pages that a checkout lacks are left out of the navigation."""
-    config.nav = _present(config.nav, Path(config.docs_dir))
-    return config
-
-
-def _present(entries: list, docs: Path) -> list:
-    kept = []
-    for entry in entries:
-        ((title, target),) = entry.items()
-        if isinstance(target, list):
-            kept.append({title: _present(target, docs)})
-        elif (docs / target).exists():
-            kept.append(entry)
-    return kept
 
 
 def on_page_markdown(markdown: str, **_) -> str:
