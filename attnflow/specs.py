@@ -9,7 +9,7 @@ import numpy as np
 
 from . import heads as head_families
 from . import sphere
-from .files import load_array
+from .files import load_array, load_heads
 from .heads import AbstractHeads, AlignedHeads, Heads, ScalarHeads
 from .schema import ConfigError
 
@@ -189,18 +189,25 @@ class RandomHeads:
 
 @dataclass(frozen=True)
 class HeadsFromFile:
-    """`score` and `value` (H, d, d) from .npz or .safetensors; `matrix` instead for aligned heads."""
+    """Heads as `save_heads` writes them (a fit's `heads.safetensors`), or arrays of a .npz or .safetensors by name.
+
+    Named are `score` and `value` (H, d, d), or for aligned heads `matrix` alone; a .safetensors without names holds heads, a
+    .npz then `score` and `value`.
+    """
 
     kind: ClassVar = "file"
     path: str
-    score: str = "score"
-    value: str = "value"
+    score: str | None = None
+    value: str | None = None
     matrix: str | None = None
 
     def build(self, key, d) -> AbstractHeads:
         if self.matrix is not None:
             return AlignedHeads(jnp.asarray(load_array(self.path, self.matrix)))
-        return Heads(jnp.asarray(load_array(self.path, self.score)), jnp.asarray(load_array(self.path, self.value)))
+        if self.path.endswith(".safetensors") and self.score is None and self.value is None:
+            return load_heads(self.path)
+        score, value = (load_array(self.path, name) for name in (self.score or "score", self.value or "value"))
+        return Heads(jnp.asarray(score), jnp.asarray(value))
 
 
 Tokens = (

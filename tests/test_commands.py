@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from scipy.integrate import quad, solve_ivp
 
-from attnflow import cli, config, figures, fitting, studies
+from attnflow import AlignedHeads, cli, config, figures, fitting, studies
 from attnflow.files import load_heads
 from attnflow.metastable import merge_flow
 from attnflow.run import run
 from attnflow.schema import ConfigError
+from attnflow.specs import HeadsFromFile
 
 ROOT = Path(__file__).parents[1]
 
@@ -122,6 +123,8 @@ def test_fit_saves_heads_that_load_again(tmp_path):
     heads = load_heads(tmp_path / "heads.safetensors")
     assert np.allclose(np.linalg.norm(heads.matrix, axis=(1, 2)), np.linalg.norm(spec.start().matrix, axis=(1, 2)))
     assert len(json.loads((tmp_path / "report.json").read_text())["rows"]) == len(report.rows())
+    again = HeadsFromFile(str(tmp_path / "heads.safetensors")).build(None, 4)
+    assert isinstance(again, AlignedHeads) and np.array_equal(again.matrix, heads.matrix)
 
 
 @pytest.mark.parametrize(

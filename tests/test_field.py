@@ -149,6 +149,18 @@ def test_hardmax_is_the_limit_of_softmax_and_shares_ties(key):
     assert close(af.AttentionField(heads, af.Hardmax())(0.0, twice), tied, eps=1e-6)
 
 
+@pytest.mark.parametrize("reduction", [Differences(), Dense(), Blocked(4, 4)], ids=["differences", "dense", "blocked"])
+def test_hardmax_shares_ties_by_weight(reduction, key, dtype):
+    """A score of zero ties all tokens: each is answered by the weighted mean of those of positive weight."""
+    x = sphere.uniform(key, 9, 3).astype(dtype)
+    w = np.array([0.3, 0.2, 0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.0], dtype)
+    heads = af.Heads(np.zeros((1, 3, 3), dtype), np.eye(3, dtype=dtype)[None])
+    v = af.AttentionField(heads, af.Hardmax(), w, reduction=reduction)(0.0, x)
+    y, mean = np.asarray(x, np.float64), w.astype(np.float64) @ np.asarray(x, np.float64)
+    assert v.dtype == dtype
+    assert np.abs(np.asarray(v, np.float64) - (mean - (y @ mean)[:, None] * y)).max() < 20 * np.finfo(dtype).eps
+
+
 def test_hardmax_refuses_a_gradient(key):
     x = sphere.uniform(key, 8, 3)
     field = af.AttentionField(af.ScalarHeads([1.0]), af.Hardmax())
