@@ -88,7 +88,7 @@ def test_rotation_value_keeps_the_sphere_for_long(key):
     turn = np.array([[0.0, 1, 0], [-1, 0, 0], [0, 0, 0]])
     field = af.AttentionField(af.Heads(np.eye(3)[None], turn[None]), af.Softmax(9.0))
     traj = af.solve(field, sphere.uniform(key, 32, 3), jnp.linspace(0.0, 60.0, 4), rtol=1e-3, atol=1e-6)
-    assert float(traj.stats["norm_defect"]) <= 50e-3
+    assert float(traj.stats["norm_defect"]) <= 5e-3  # without retraction the defects add up to 1.3e-2
     assert int(traj.stats["steps"]) < 400
 
 
