@@ -61,6 +61,8 @@ STUDIES = (
     "lifetimes",
     "phase_diagram",
     "phase_diagram_usa",
+    "phase_diagram_8",
+    "phase_diagram_32",
     "phase_diagram_128",
     "head_diversity",
     "critical_beta",

@@ -23,6 +23,8 @@ DRAWN: dict[str, Callable] = {
     "hyperplanes": flat.hyperplanes,
     "hyperplane_polytope": flat.hyperplane_polytope,
     "boolean": flat.boolean,
+    "codim_k": flat.codim_k,
+    "high_dim": flat.high_dim,
     "heads": heads.heads,
     "equiangular": heads.equiangular_curve,
     "rank": heads.rank,
@@ -35,6 +37,8 @@ DRAWN: dict[str, Callable] = {
 SMALLER = {
     "phase_diagram": ("study.seeds=32", "study.betas=45"),
     "phase_diagram_128": ("study.betas=20", "study.seeds=8"),
+    "phase_diagram_8": ("study.betas=45", "study.seeds=8"),
+    "phase_diagram_32": ("study.betas=30", "study.seeds=8"),
     "critical_beta": ("study.clouds=12",),
     "head_diversity": ("study.seeds=8",),
 }
