@@ -11,13 +11,15 @@ from ..run import run
 from ..schema import ConfigError
 from ..studies import read as read_study
 from ..studies import run_study
-from . import flat, heads, tokens
+from . import energies, flat, heads, tokens
 
 DRAWN: dict[str, Callable] = {
     "sphere": tokens.sphere,
     "late_rate": tokens.late_rate,
     "rotation": tokens.rotation,
     "repulsion": tokens.repulsion,
+    "energy_minima": energies.energy_minima,
+    "energy_maxima": energies.energy_maxima,
     "four_particles": tokens.four_particles,
     "polytope": flat.polytope,
     "hyperplanes": flat.hyperplanes,
