@@ -17,6 +17,7 @@ DRAWN: dict[str, Callable] = {
     "sphere": tokens.sphere,
     "late_rate": tokens.late_rate,
     "rotation": tokens.rotation,
+    "rotation_triangle": tokens.rotation_triangle,
     "repulsion": tokens.repulsion,
     "energy_minima": energies.energy_minima,
     "energy_maxima": energies.energy_maxima,

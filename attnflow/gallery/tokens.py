@@ -5,7 +5,7 @@ import numpy as np
 from scipy.special import iv
 
 from .. import observe, plots
-from ..attention import Exponential
+from ..attention import Exponential, Softmax
 from ..config import Experiment
 from ..field import AttentionField
 from ..figures import Line
@@ -70,6 +70,53 @@ def rotation(experiment: Experiment):
     axes[0, 1].plot(ts, np.sign(speed) * expected * ts, "k--", label=r"$I_1(\epsilon)\,t$")
     axes[0, 1].legend()
     return [{"eps": eps, "angular speed": speed, "I_1(eps)": expected}], lines, fig
+
+
+def rotation_triangle(experiment: Experiment):
+    r"""Where the antisymmetric part eps A of the score is large, the turning ring breaks up into a triangle.
+
+    The uniform ring is linearly unstable (reconstructed, by Fourier modes): for the exponential the third mode of the angle grows at
+    rate $\frac32(I_2(\epsilon) + I_4(\epsilon))$ and the second mode of the height at $I_2(\epsilon)$; for softmax at
+    $\frac32(I_2 + I_4)/I_0 - 3I_1I_3/I_0^2$ and $I_2/I_0$. Right: a ring moved by 1e-5, dotted these rates.
+    """
+    x0, fields = experiment.fields()
+    heads = fields[0][1].heads
+    eps = float(np.asarray(heads.dense(3).score)[0, 0, 1])
+    final = flow(experiment).final
+    count = int(observe.clusters(final, CLUSTER)[0])
+    rows, lines = [], [Line("clusters at the end", float(count), 3.0, count == 3)]
+    fig, axes = plots.figure(1, 2, width=8.0)
+    plots.sphere(axes[0, 0], final)
+    i0, i1, i2, i3, i4 = (float(iv(m, eps)) for m in range(5))
+    for name, attention, laws in (
+        ("exponential", Exponential(1.0), (1.5 * (i2 + i4), i2)),
+        ("softmax", Softmax(1.0), (1.5 * (i2 + i4) / i0 - 3 * i1 * i3 / i0**2, i2 / i0)),
+    ):
+        ts, *modes = _ring_modes(AttentionField(heads, attention), len(x0))
+        for what, size, law in zip(("angle", "height"), modes, laws, strict=True):
+            rate = float(np.polyfit(ts, np.log(size), 1)[0])
+            rows.append({"attention": name, "mode": what, "rate": rate, "closed form": law})
+            lines.append(Line(f"{name}, mode of the {what}: rate of growth", rate, law, abs(rate / law - 1) < 1e-4))
+            axes[0, 1].plot(ts, size, label=f"{what}, {name}")
+            axes[0, 1].plot(ts, size[-1] * np.exp(law * (ts - ts[-1])), "k:", linewidth=1)
+    axes[0, 1].set_yscale("log")
+    axes[0, 1].set_xlabel("t")
+    axes[0, 1].set_ylabel("size of the mode")
+    axes[0, 1].legend()
+    return rows, lines, fig
+
+
+def _ring_modes(field, n, moved=1e-5):
+    """Sizes of the third mode of the angle and the second of the height of a ring moved in both, once the others have gone."""
+    turn = 2 * np.pi * np.arange(n) / n
+    angle, height = turn + moved * np.sin(3 * turn), moved * np.cos(2 * turn)
+    flat = np.sqrt(1 - height**2)
+    x0 = np.stack([flat * np.cos(angle), flat * np.sin(angle), height], axis=-1)
+    ts = np.linspace(20, 60, 41)
+    traj = solve(field, x0, np.concatenate([[0.0], ts]), save_tokens=True, rtol=1e-9, atol=1e-13)
+    x = np.asarray(traj.values["tokens"])[1:]
+    theta = np.arctan2(x[..., 1], x[..., 0])
+    return ts, np.abs(np.exp(3j * theta).mean(axis=1)), np.abs((x[..., 2] * np.exp(2j * theta)).mean(axis=1))
 
 
 def repulsion(experiment: Experiment):
