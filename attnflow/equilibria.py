@@ -69,6 +69,20 @@ def newton(field: AbstractField, x: Tokens, *, steps: int = 60) -> Tokens:
     return jax.lax.fori_loop(0, steps, step, x)
 
 
+def stationary(field: AbstractField, x: Tokens, *, steps: int = 60) -> Tokens:
+    r"""Tokens at rest near x, differentiable in the field by the implicit function theorem: $dx = -J^+ \partial F$.
+
+    Costs a Newton solve and one linear one, whatever time the flow would need to come there, and no stored steps. Along
+    neutral directions (J singular to 1e-9: rotations that commute with the heads) the derivative is that of least length, so
+    only what is invariant under them has a meaningful gradient. x itself, the start of the search, gets none.
+    """
+    x = jax.lax.stop_gradient(newton(jax.lax.stop_gradient(field), x, steps=steps))
+    frame = _tangent_frames(x)
+    F, J = _linearised(field, x, frame)
+    # A Newton step from the zero with its matrix held: it moves nothing, and its derivative is the theorem's.
+    return _moved(x, frame, -jnp.linalg.pinv(jax.lax.stop_gradient(J), rtol=1e-9) @ F)
+
+
 def spectrum(field: AbstractField, x: Tokens) -> Complex[Array, " m"]:
     r"""Eigenvalues of the Jacobian of the field on the tangent spaces, m = n(d-1), by falling real part. On a CPU only."""
     values = jnp.linalg.eigvals(_linearised(field, x, _tangent_frames(x))[1])

@@ -16,18 +16,22 @@ def facts() -> dict:
     thread count is `NPROC` where set (XLA obeys it), else the cores the process may use; 0 off the CPU.
     """
     devices = jax.local_devices()
-    affinity = getattr(os, "sched_getaffinity", None)  # absent on macOS and Windows
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return {
         "versions": {name: version(name) for name in ("attnflow", "jax", "jaxlib", "equinox", "diffrax")},
         "python": ".".join(platform.python_version_tuple()[:2]),
         "device": devices[0].device_kind,
         "devices": len(devices),
         "processor": f"{platform.machine()} {_vector_unit()}".strip(),
-        "threads": int(os.environ.get("NPROC", cores)) if devices[0].platform == "cpu" else 0,
+        "threads": threads() if devices[0].platform == "cpu" else 0,
         "x64": bool(jax.config.values["jax_enable_x64"]),
         "matmul": str(jax.config.values["jax_default_matmul_precision"]),
     }
+
+
+def threads() -> int:
+    """CPU threads XLA may use: `NPROC` where set (XLA obeys it), else the cores of this process."""
+    affinity = getattr(os, "sched_getaffinity", None)  # absent on macOS and Windows
+    return int(os.environ.get("NPROC", len(affinity(0)) if affinity else os.cpu_count() or 1))
 
 
 def _vector_unit() -> str:

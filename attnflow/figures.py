@@ -65,6 +65,7 @@ STUDIES = (
     "phase_diagram_32",
     "phase_diagram_128",
     "head_diversity",
+    "dominance",
     "critical_beta",
 )
 """Figures whose configuration is a study, which brings its own lines."""

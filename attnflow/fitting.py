@@ -38,7 +38,9 @@ class DominanceFit:
     horizon: float = 6.0
     condition: Literal["exact", "sharp", "condition8"] = "exact"
     hold: tuple[str, ...] = ("strength", "diversity", "clustering")
+    overlap: float = 0.02
     steps: int = 240
+    tries: int = 3
     clouds: int = 6
     fresh: int = 64
 
@@ -80,7 +82,9 @@ def fit_from(spec: DominanceFit, out: Path, *, progress: bool = False, say: Call
         beta=(spec.beta[0], spec.beta[1]),
         condition=spec.condition,
         hold=spec.hold,
+        overlap=spec.overlap,
         steps=spec.steps,
+        tries=spec.tries,
         clouds=spec.clouds,
         fresh=spec.fresh,
         checkpoint=out / "checkpoint",

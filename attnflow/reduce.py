@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from . import tiles
 from .exponential import exp
+from .facts import threads
 
 Queries = Float[Array, "H n k"]
 Keys = Float[Array, "m k"] | Float[Array, "H m k"]
@@ -133,9 +134,10 @@ class Blocked(AbstractReduction):
         return arrays if self.tile_dtype is None else tuple(a.astype(self.tile_dtype) for a in arrays)
 
     def _shape(self, q, causal):
-        """Large tiles let XLA put both cores to work; the derivative holds four tiles at once and likes them smaller."""
+        """Large tiles let XLA put all cores to work; the derivative holds four tiles at once and likes them smaller."""
         large = jax.default_backend() != "cpu"
-        forward = self.query_block or (4096 if large else 2048), self.key_block or (4096 if large else 512)
+        rows = 4096 if large else 2048 if threads() > 1 else 512
+        forward = self.query_block or rows, self.key_block or (4096 if large else 512)
         derivative = self.query_block or (2048 if large else 512), self.key_block or (2048 if large else 512)
         return tiles.Shape(forward, derivative, q.shape[1] if causal else None)
 

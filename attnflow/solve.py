@@ -15,7 +15,7 @@ from jaxtyping import Array
 from . import sphere
 from .attention import concrete
 from .field import AbstractField, AttentionField, overflow_is_possible
-from .stepping import Retracting, all_finite, stop_at_non_finite
+from .stepping import Retracting, all_finite, stages_stored, stop_at_non_finite
 from .trajectory import REMEDY, Status, Trajectory
 from .validate import checked_times, checked_tokens, checked_tolerances, refuse_what_cannot_fit, warn_unless_resolved
 
@@ -127,7 +127,11 @@ def _integrate(plan: _Plan, field, x0, ts, rtol, atol) -> Trajectory:
 
     def observed(t, y, args):
         x = tokens(y)
-        return {name: f(field, x) for name, f in plan.observe}, y[1]
+        return {name: jax.tree.map(real, f(field, x)) for name, f in plan.observe}, y[1]
+
+    def real(a):  # frames that are not reached are NaN, which counts and flags could not be
+        a = jnp.asarray(a)
+        return a if jnp.issubdtype(a.dtype, jnp.inexact) else a.astype(dtype)
 
     controller = plan.controller
     if controller is None:
@@ -136,10 +140,11 @@ def _integrate(plan: _Plan, field, x0, ts, rtol, atol) -> Trajectory:
     if plan.event is not None:
         condition = plan.event
         event = dfx.Event(lambda t, y, args, **_: condition(field, tokens(y)))
+    solver = stages_stored(plan.solver, plan.adjoint)
     fixed_step = isinstance(controller, dfx.ConstantStepSize)
     solution = dfx.diffeqsolve(
         dfx.ODETerm(velocity),
-        Retracting(plan.solver) if on_sphere else plan.solver,
+        Retracting(solver) if on_sphere else solver,
         t0=ts[0],
         t1=ts[-1],
         dt0=(ts[-1] - ts[0]) / jnp.asarray(plan.max_steps, dtype) if fixed_step else None,
@@ -192,8 +197,6 @@ def _status(result, overflow):
 
 def _poison(a, seen, ok):
     """NaN in frames not reached; where the run did not finish, NaN in every gradient as well."""
-    if not jnp.issubdtype(a.dtype, jnp.inexact):
-        a = a.astype(jnp.result_type(float))
     shape = (-1, *[1] * (a.ndim - 1))
     frames = jnp.where(jnp.reshape(seen, shape), a, jnp.nan)
     return _nan_gradient_unless(frames, ok)

@@ -66,6 +66,16 @@ class Retracting(dfx.AbstractAdaptiveSolver, dfx.AbstractWrappedSolver):
         return self.solver.func(terms, t0, y0, args)
 
 
+def stages_stored(solver: dfx.AbstractSolver, adjoint: dfx.AbstractAdjoint) -> dfx.AbstractSolver:
+    """The solver, the loop over its stages kept in memory where the loop over its steps is checkpointed.
+
+    diffrax checkpoints both, so that a reverse pass evaluates the field once more than it must.
+    """
+    if isinstance(adjoint, dfx.RecursiveCheckpointAdjoint) and getattr(solver, "scan_kind", "lax") is None:
+        return eqx.tree_at(lambda s: s.scan_kind, solver, "bounded", is_leaf=lambda a: a is None)
+    return solver
+
+
 class _Stopping(dfx.AbstractStepSizeController):
     """Shared by the two wrappers below: diffrax tells adaptive controllers from others by their class."""
 

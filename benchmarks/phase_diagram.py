@@ -2,11 +2,13 @@
 
 The rival integrates one batch of seeds per beta by 300 Euler steps of .1 with renormalisation and counts close pairs
 at 200 times, in torch where it can be imported, else in numpy. Errors are of the mean share of close pairs against a
-tight solve from the same tokens. Run: `python -m benchmarks.phase_diagram [SEEDS] [BETAS]`.
+tight solve from the same tokens. `python -m benchmarks.phase_diagram SEEDS BETAS` prints one case, such as the whole
+diagram of 256 seeds and 90 betas.
 """
 
 import json
 import os
+import subprocess
 import sys
 import time
 
@@ -24,6 +26,8 @@ from attnflow.points import grid
 from attnflow.reduce import Dense
 from attnflow.solve import solve
 from attnflow.sweep import sweep
+
+from .measure import Recorder
 
 CLOSE, STEP, TIMES = 0.999, 0.1, 200
 
@@ -97,8 +101,18 @@ def timed(betas, keys, ts, group):
     return ready - start, ran - ready, share[np.argsort(order)].reshape(*points.shape, -1).mean(1)
 
 
-def main(seeds: int = 128, betas: int = 10):
-    """Print one JSON line: seconds per seed on both sides, their ratio, and both errors."""
+def main(recorder: Recorder) -> None:
+    """One case in a process of its own, which has a CPU device for every core."""
+    size = (8, 2) if recorder.tiny else (128, 10)
+    command = [sys.executable, "-m", "benchmarks.phase_diagram", *map(str, size)]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    params = {"seeds": size[0], "betas": size[1], "n": 32, "d": 2}
+    for contestant, values in found.items():
+        recorder.write("phase diagram", contestant, params, median_s=values["seconds_per_seed"], **values)
+
+
+def measured(seeds: int, betas: int) -> dict[str, dict]:
+    """Seconds per seed and errors of both sides; the rival with pair counts only, and with ranks on an eighth of the seeds."""
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
     jax.config.update("jax_enable_x64", True)
     grid_of_betas, ts = np.linspace(0.1, 9, betas).astype(np.float32), np.linspace(0, 30, TIMES)
@@ -107,23 +121,21 @@ def main(seeds: int = 128, betas: int = 10):
     runs = {group: timed(grid_of_betas, keys, ts, group) for group in (16, 128)}
     group = min(runs, key=lambda g: runs[g][1])
     first, seconds, share = runs[group]
-    name, counted, some = "", {}, seeds // 8
+    exact = ours(grid_of_betas, keys, ts, 1e-8, np.float64, group=16)
+
+    def off(share):
+        return float(np.abs(share - exact).max())
+
+    sides = {"attnflow": {"seconds_per_seed": seconds / seeds, "error": off(share), "first_call_s": first}}
     for ranks in (False, True):
-        batch = x0[:some] if ranks else x0
+        batch = x0[: max(1, seeds // 8)] if ranks else x0
         start = time.perf_counter()
         name, found = rival(batch, grid_of_betas, ts, ranks=ranks)
-        counted[ranks] = ((time.perf_counter() - start) / len(batch), found)
-    exact = ours(grid_of_betas, keys, ts, 1e-8, np.float64, group=16)
-    peer = {"pairs": counted[False][0], "pairs and ranks": counted[True][0]}
-    record = {
-        "name": "phase_diagram", "params": {"seeds": seeds, "betas": betas, "n": 32, "d": 2, "group": group},
-        "rival": name, "first_call_s": first, "seconds_per_seed": {g: run[1] / seeds for g, run in runs.items()},
-        "rival_seconds_per_seed": peer, "ratio": {k: v * seeds / seconds for k, v in peer.items()},
-        "error": float(np.abs(share - exact).max()), "rival_error": float(np.abs(counted[False][1] - exact).max()),
-        "versions": {"jax": jax.__version__}, "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
-    }  # fmt: skip
-    print(json.dumps(record))
+        seconds = (time.perf_counter() - start) / len(batch)
+        what = "Euler loop, pairs" + (" and ranks" if ranks else "")
+        sides[what] = {"seconds_per_seed": seconds, "library": name} | ({} if ranks else {"rival_error": off(found)})
+    return sides
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    print(json.dumps(measured(*map(int, sys.argv[1:]))))

@@ -130,14 +130,26 @@ TARGETS = [
         for rival, limit in (("torchdiffeq + explicit softmax", 8), ("numpy + scipy", 8), ("jax naive + diffrax", 6))
     ),
     *million(),
+    Target(
+        "phase diagram per seed, against the published loop",
+        "phase diagram",
+        {},
+        "attnflow",
+        "Euler loop, pairs and ranks",
+        20,
+    ),
+    Target("sweep of beta from 1 to 100, lane waste", "lane waste", {}, "attnflow", None, 1.2, True, "waste"),
+    Target("programs for that sweep", "lane waste", {}, "attnflow", None, 1, True, "programs"),
+    *(
+        Target(f"gradient of a solve over its forward pass, n = {n}", "gradient of a solve", {"n": n}, "forward", "reverse", 4, True)
+        for n in (256, 1024)
+    ),
     Target("programs for a sweep of beta", "recompilation", {}, "attnflow", None, 1, at_most=True, quantity="programs"),
     Target(
         "GPU, n = 10^5, d = 3, float32, share of the exp limit, no TF32", "gpu", {"n": 10**5}, "kernel", "floor", 0.5
     ),
 ]
 NOT_HERE = {
-    "phase diagram per seed, against the peer's script: >= 20": "`python -m benchmarks.phase_diagram` prints it",
-    "sweep of beta: no lane waste above 1.2": "no benchmark yet",
     "GPU: sweep of 10^4 small systems in one launch sequence": "no GPU in this run",
 }
 

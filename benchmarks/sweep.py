@@ -1,5 +1,6 @@
-"""Throughput of a sweep over one device, two, eight, and two worker processes; each setting is a process of its own.
+"""Throughput of a sweep over one device, two, eight, and two worker processes; what lanes of unequal length cost.
 
+Each setting is a process of its own.
 The flow is that of the phase diagram (n = 32, d = 2, T = 30, 200 times, rtol 1e-3).
 """
 
@@ -27,6 +28,56 @@ def main(recorder: Recorder) -> None:
     totals = {name: line["total"] for name, line in lines.items()}
     spread = max(totals.values()) - min(totals.values())
     recorder.write("sweep", "largest difference of the mean share", {}, error=spread)
+    lanes(recorder)
+
+
+def lanes(recorder: Recorder) -> None:
+    """A sweep of beta from 1 to 100 (n = 32, d = 3, T = 10): steps spent over steps needed, and programs compiled.
+
+    Lanes that run together take as many steps as the slowest of them; `cost` puts lanes of like beta together.
+    """
+    import jax.numpy as jnp
+    import jax.random as jr
+    import numpy as np
+
+    import attnflow as af
+
+    traces = 0
+
+    def count(field, x):
+        nonlocal traces
+        traces += 1
+        return jnp.zeros((), x.dtype)
+
+    def run(beta, x0, ts):
+        field = af.AttentionField(af.ScalarHeads([1.0]), af.Softmax(beta))
+        return af.solve(field, x0, ts, observe={"count": count}, throw=False)
+
+    points = 16 if recorder.tiny else 256
+    betas = np.random.default_rng(0).permutation(np.geomspace(1, 100, points))
+    shared = (af.sphere.uniform(jr.key(0), 32, 3), jnp.array([0.0, 10.0]))
+    run(betas[0], *shared)
+    alone, traces = traces, 0
+    group = min(32, points)
+    for name, cost in {"attnflow": _beta, "in the order given": None}.items():
+        traces = 0
+        out = sweep_of(run, betas, shared, cost=cost, group=group)
+        steps = out["steps"].values
+        steps = steps[np.argsort(betas)[::-1]] if cost else steps
+        waste = group * float(steps.reshape(-1, group).max(axis=1).sum()) / float(steps.sum())
+        params = {"points": points, "n": 32, "d": 3, "group": group}
+        recorder.write(
+            "lane waste", name, params, waste=waste, programs=traces / alone, steps=[int(steps.min()), int(steps.max())]
+        )
+
+
+def sweep_of(run, betas, shared, **options):
+    import jax
+
+    from attnflow.points import grid
+    from attnflow.sweep import sweep
+
+    return sweep(run, grid(beta=betas), shared=shared, devices=jax.local_devices()[:1], **options)
 
 
 def measured(devices: int, workers: int, betas: int, seeds: int) -> dict:

@@ -1,6 +1,10 @@
 """The commands' work, end to end at small settings: figures, studies, fits, starting configurations."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +12,7 @@ import pytest
 from scipy.integrate import quad, solve_ivp
 
 from attnflow import AlignedHeads, cli, config, figures, fitting, studies
-from attnflow.files import load_heads
+from attnflow.files import load_heads, save_heads
 from attnflow.metastable import merge_flow
 from attnflow.run import run
 from attnflow.schema import ConfigError
@@ -125,6 +129,51 @@ def test_fit_saves_heads_that_load_again(tmp_path):
     assert len(json.loads((tmp_path / "report.json").read_text())["rows"]) == len(report.rows())
     again = HeadsFromFile(str(tmp_path / "heads.safetensors")).build(None, 4)
     assert isinstance(again, AlignedHeads) and np.array_equal(again.matrix, heads.matrix)
+
+
+@pytest.mark.slow
+def test_fitted_heads_are_read_by_run_sweep_and_verify(tmp_path, capsys):
+    """Equal heads of positive spectra: their energies rise, and the three commands say so of the file."""
+    path = tmp_path / "heads.safetensors"
+    save_heads(path, AlignedHeads(np.stack([np.diag([1.0, 0.5, 0.2, 0.1])] * 2)))
+    mine = tmp_path / "mine.toml"
+    mine.write_text(
+        f"""[tokens]\nkind = "uniform"\nn = 12\nd = 4\n[heads]\nkind = "file"\npath = "{path}"
+[attention]\nkind = "exponential"\nbeta = [1.0]\n[solve]\nt1 = 2.0\ntimes = 11\n"""
+    )
+    (row,) = run(config.read(mine), tmp_path / "run", say=lambda _: None)
+    assert row["beta"] == 1.0 and (tmp_path / "run" / "results.json").exists()
+    small = ["study.n=12", "study.d=4", "study.betas=2", "study.seeds=3", "study.t1=4.0", "study.times=17"]
+    own, _ = studies.run_study(studies.read(ROOT / "configs" / "dominance.toml", small), tmp_path / "own")
+    study = studies.read(
+        ROOT / "configs" / "dominance.toml", [*small, f"study.heads={{kind = 'file', path = '{path}'}}"]
+    )
+    rows, lines = studies.run_study(study, tmp_path / "sweep")
+    assert lines and all(line.good for line in lines)
+    assert [row["by t = 4"] for row in rows] == [0.0, 0.0] and max(row["by t = 4"] for row in own) > 0.5
+    assert cli.main(["verify", "--config", str(mine)]) == 0
+    assert "aligned" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="set d to it"):
+        studies.read(ROOT / "configs" / "dominance.toml", [f"study.heads={{kind = 'file', path = '{path}'}}"]).aligned()
+
+
+@pytest.mark.slow
+def test_a_killed_fit_command_ends_with_the_bits_of_an_undisturbed_one(tmp_path):
+    small = ["steps=120", "n=6", "d=4", "clouds=1", "fresh=4", "horizon=1.0", "tries=2"]
+    command = [sys.executable, "-m", "attnflow", "fit", str(ROOT / "configs" / "radial_dominance.toml")]
+    command += [a for assignment in small for a in ("--set", assignment)]
+    kills = 0
+    for stage in ("stage-0", "stage-1"):
+        with subprocess.Popen([*command, "--out", str(tmp_path / "killed")], stdout=subprocess.DEVNULL) as child:
+            while child.poll() is None and not list((tmp_path / "killed" / "checkpoint" / stage).glob("step-*.json")):
+                time.sleep(0.01)
+            child.kill()
+            kills += child.wait() == -signal.SIGKILL
+    assert kills == 2
+    for out in ("killed", "whole"):
+        subprocess.run([*command, "--out", str(tmp_path / out)], check=True, stdout=subprocess.DEVNULL)
+    killed, whole = ((tmp_path / out / "heads.safetensors").read_bytes() for out in ("killed", "whole"))
+    assert killed == whole
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ import numpy as np
 
 from attnflow import sphere
 from attnflow.attention import Exponential, Softmax
-from attnflow.equilibria import equilibria, newton, spectrum
+from attnflow.equilibria import equilibria, newton, spectrum, stationary
 from attnflow.field import AttentionField
-from attnflow.heads import AlignedHeads, ScalarHeads
+from attnflow.heads import AlignedHeads, Heads, ScalarHeads
+from attnflow.solve import solve
 
 
 def starts(n, d, many):
@@ -67,3 +68,32 @@ def test_the_spectrum_predicts_the_departure():
 def test_an_equilibrium_prints_its_stability():
     found = equilibria(AttentionField(ScalarHeads([1.0]), Softmax(1.0)), starts(2, 2, 8))
     assert "0 unstable, 1 neutral of 2" in repr(found[0])
+
+
+def repelling(r):
+    """Tokens that repel one another under the score diag(1, r)."""
+    matrix = jnp.diag(jnp.stack([jnp.ones_like(r), r]))[None]
+    return AttentionField(Heads(matrix, -matrix), Exponential(1.0))
+
+
+def test_implicit_gradient_is_that_of_the_four_particles_and_of_the_flow_to_rest():
+    r"""At rest $\tanh(x_1^2) = r \tanh(r x_2^2)$, whose derivative in r is known, and is what a long solve gives."""
+    angles = jnp.pi * jnp.array([0.2, 0.7, 1.3, 1.8])
+    start = jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1)
+    r = jnp.asarray(0.5)
+
+    def first(x):
+        return jnp.mean(x[:, 0] ** 2)
+
+    at_rest = jax.jit(lambda r: first(stationary(repelling(r), start)))
+    value, slope = jax.jit(jax.value_and_grad(at_rest))(r)
+    a, b = np.tanh(value), np.tanh(r * (1 - value))
+    assert abs(a - r * b) < 1e-12
+    da, db = 1 - a**2, 1 - b**2  # a(p) = r b(r (1 - p)), differentiated in r
+    expected = (b + r * (1 - value) * db) / (da + r**2 * db)
+    assert abs(slope - expected) < 1e-9
+    assert abs(jax.jvp(at_rest, (r,), (jnp.ones(()),))[1] - expected) < 1e-9
+    h = 1e-4
+    assert abs((at_rest(r + h) - at_rest(r - h)) / (2 * h) - slope) < 1e-7
+    far = jax.jit(jax.grad(lambda r: first(solve(repelling(r), start, jnp.array([0.0, 200.0]), rtol=1e-9).final)))(r)
+    assert abs(far - slope) < 1e-6

@@ -214,6 +214,17 @@ def test_events_end_the_run(small):
     assert float(ob.speed(field, rest.final)) < 1e-5
 
 
+def test_counts_and_flags_are_observed_as_numbers(small):
+    field = af.AttentionField(af.ScalarHeads([1.0]), af.Softmax(1.0))
+    seen = {"count": lambda f, x: jnp.arange(3), "flag": lambda f, x: x[0, 0] > 2, "plain": lambda f, x: 7}
+    traj = af.solve(field, small, jnp.linspace(0.0, 1.0, 4), observe=seen)
+    assert all(a.dtype == small.dtype for a in traj.values.values())
+    assert np.array_equal(traj.values["count"], np.tile([0.0, 1.0, 2.0], (4, 1)))
+    assert not np.any(traj.values["flag"]) and np.all(traj.values["plain"] == 7)
+    some = af.solve(field, small, jnp.linspace(0.0, 1e3, 3), observe=seen, event=af.at_consensus(1e-6))
+    assert np.isnan(some.values["count"][-1]).all() and np.array_equal(some.values["count"][0], [0.0, 1.0, 2.0])
+
+
 def test_layers_are_projected_euler_steps(small):
     field = af.AttentionField(af.ScalarHeads([1.0]), af.Softmax(2.0))
     net = af.layers(field, small, 3, 0.1, observe={"r": ob.order_parameter}, save_tokens=True)

@@ -44,6 +44,7 @@ SMALLER = {
     "phase_diagram_32": ("study.betas=30", "study.seeds=8"),
     "critical_beta": ("study.clouds=12",),
     "head_diversity": ("study.seeds=8",),
+    "dominance": ("study.seeds=16", "study.betas=8"),
 }
 """Sizes at which a study takes about a minute; `attnflow sweep` runs them whole."""
 

@@ -11,19 +11,20 @@ from ..figures import Line
 from ..schema import build, to_table, to_toml
 from .beta_slope import BetaSlope
 from .critical_beta import CriticalBeta
+from .dominance import Dominance
 from .head_diversity import HeadDiversity
 from .lifetimes import Lifetimes
 from .phase_diagram import PhaseDiagram
 from .relu_softmax import ReluSoftmax
 
-AnyStudy = PhaseDiagram | HeadDiversity | CriticalBeta | BetaSlope | ReluSoftmax | Lifetimes
+AnyStudy = PhaseDiagram | HeadDiversity | CriticalBeta | BetaSlope | ReluSoftmax | Lifetimes | Dominance
 
 
 @dataclass(frozen=True)
 class Study:
     """The file `attnflow sweep` reads: one `[study]` table with its `kind`."""
 
-    study: PhaseDiagram | HeadDiversity | CriticalBeta | BetaSlope | ReluSoftmax | Lifetimes
+    study: PhaseDiagram | HeadDiversity | CriticalBeta | BetaSlope | ReluSoftmax | Lifetimes | Dominance
 
 
 def read(path: str | Path, assignments: Sequence[str] = ()) -> AnyStudy:
@@ -58,6 +59,7 @@ def run_study(
 __all__ = [
     "BetaSlope",
     "CriticalBeta",
+    "Dominance",
     "HeadDiversity",
     "Lifetimes",
     "PhaseDiagram",
