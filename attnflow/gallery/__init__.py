@@ -11,11 +11,12 @@ from ..run import run
 from ..schema import ConfigError
 from ..studies import read as read_study
 from ..studies import run_study
-from . import energies, flat, heads, tokens
+from . import energies, flat, heads, low_temperature, tokens
 
 DRAWN: dict[str, Callable] = {
     "sphere": tokens.sphere,
     "late_rate": tokens.late_rate,
+    "low_temperature_sphere": low_temperature.low_temperature_sphere,
     "rotation": tokens.rotation,
     "rotation_triangle": tokens.rotation_triangle,
     "repulsion": tokens.repulsion,
