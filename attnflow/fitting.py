@@ -39,9 +39,9 @@ class DominanceFit:
     condition: Literal["exact", "sharp", "condition8"] = "exact"
     hold: tuple[str, ...] = ("strength", "diversity", "clustering")
     overlap: float = 0.02
-    steps: int = 240
-    tries: int = 3
-    clouds: int = 6
+    steps: int = 360
+    tries: int = 2
+    clouds: int = 12
     fresh: int = 64
 
     def __post_init__(self):

@@ -62,6 +62,10 @@ def solve(
     """
     if clock not in ("physical", "scaled"):
         raise ValueError(f'`clock` must be "physical" or "scaled", got {clock!r}.')
+    if isinstance(adjoint, dfx.BacksolveAdjoint):
+        raise ValueError(
+            "`adjoint` must not be `BacksolveAdjoint`: the flow contracts, and solved backwards it gives wrong gradients; leave it out."
+        )
     x0 = checked_tokens(x0, on_sphere=field.on_sphere, normalize=normalize)
     ts = checked_times(ts, x0.dtype)
     rtol, atol = checked_tolerances(rtol, atol, x0.dtype)

@@ -19,7 +19,7 @@ from .measure import Recorder
 D, N, HORIZON = 8, 32, 6.0
 
 
-def one(heads: int, seed: int, *, overlap: float, steps: int = 240, fresh: int = 64, tries: int = 3) -> dict:
+def one(heads: int, seed: int, *, overlap: float, steps: int = 360, fresh: int = 64, tries: int = 2) -> dict:
     """Before and after one fit from one key."""
     start = orthogonal(jr.key(seed), heads, D, D // heads)
     began = time.process_time()
@@ -77,8 +77,8 @@ def summary(lines: list[dict]) -> dict:
 
 def main(recorder: Recorder) -> None:
     """As many keys as rounds are asked for (`--repeats 20`), two heads and four, the latter with overlaps up to .25 too."""
-    settings = [(2, 0.02)] if recorder.tiny else [(2, 0.02), (4, 0.02), (4, 0.25)]
-    size = {"steps": 4, "fresh": 8, "tries": 1} if recorder.tiny else {}
+    settings = [(2, 0.02)] if recorder.tiny else [(2, 0.02), (4, 0.25), (4, 0.02)]
+    size = {"steps": 3, "fresh": 8, "tries": 1} if recorder.tiny else {}
     for heads, overlap in settings:
         params = {"heads": heads, "overlap": overlap, **size}
         lines = []

@@ -118,7 +118,8 @@ def measured(seeds: int, betas: int) -> dict[str, dict]:
     grid_of_betas, ts = np.linspace(0.1, 9, betas).astype(np.float32), np.linspace(0, 30, TIMES)
     keys = jr.split(jr.key(0), seeds)
     x0 = np.asarray(jax.vmap(lambda k: sphere.uniform(k, n=32, d=2).astype(jnp.float32))(keys))
-    runs = {group: timed(grid_of_betas, keys, ts, group) for group in (16, 128)}
+    groups = (16, 128) if seeds * betas >= 128 * os.cpu_count() else (4,)
+    runs = {group: timed(grid_of_betas, keys, ts, group) for group in groups}
     group = min(runs, key=lambda g: runs[g][1])
     first, seconds, share = runs[group]
     exact = ours(grid_of_betas, keys, ts, 1e-8, np.float64, group=16)

@@ -273,6 +273,7 @@ def test_bad_times_are_refused(ts, message, small):
         ({"rtol": 0.0, "atol": 0.0}, "must not both be 0"),
         ({"rtol": 1e-17}, "below"),
         ({"clock": "fast"}, "`clock` must be"),
+        ({"adjoint": dfx.BacksolveAdjoint()}, "`adjoint` must not be `BacksolveAdjoint`"),
     ],
 )
 def test_bad_options_are_refused(options, message, small):
