@@ -160,7 +160,7 @@ def figure(
     console = _console()
     if name == "list":
         for each in NAMES:
-            print(f"{each:<20} {caption(each)}")
+            print(f"{each:<22} {caption(each)}")
         return
     missed, made = 0, {}
     for each in NAMES if name == "all" else [name]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from test_gallery_more import SMALL
 
 from attnflow import config, gallery
 from attnflow.figures import Line, find_configuration
@@ -25,7 +26,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in gallery.DRAWN]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in gallery.DRAWN if n not in SMALL]
 )
 def test_figure_meets_its_acceptance_lines(name, tmp_path):
     title, rows, lines = gallery.make(name, tmp_path)

@@ -80,11 +80,16 @@ def configuration_name(name: str) -> Path | None:
 
 def caption(name: str) -> str:
     """What a figure shows, in one sentence."""
+    return description(name).split("\n\n")[0]
+
+
+def description(name: str) -> str:
+    """What a figure shows and how: its docstring, one line per paragraph."""
     if name in STUDIES:
         text: Any = type(read_study(find_configuration(name))).__doc__
     else:
         text = (FIGURES | DRAWN)[name].__doc__
-    return " ".join((text or "").strip().split("\n\n")[0].split())
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (text or "").strip().split("\n\n"))
 
 
 def _drawn(title, made, out):

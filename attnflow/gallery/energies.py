@@ -52,12 +52,8 @@ def energy_maxima(experiment: Experiment):
     spec = experiment.solve
     rows, lines, found = [], [], []
 
-    @eqx.filter_jit
-    def alone(field, x0):
-        return jax.vmap(lambda x: solve(field, x[None], spec.ts, save_tokens=True, rtol=spec.rtol, atol=spec.atol))(x0)
-
     for name, D, field in cases:
-        paths = np.swapaxes(np.asarray(alone(field, x0).values["tokens"][:, :, 0]), 0, 1)
+        paths = np.swapaxes(np.asarray(_alone(field, x0, spec.ts, spec.rtol, spec.atol)), 0, 1)
         space = leading_space(np.asarray(D))
         nearest = np.asarray(x0) @ space @ space.T
         nearest /= np.linalg.norm(nearest, axis=1, keepdims=True)
@@ -72,6 +68,16 @@ def energy_maxima(experiment: Experiment):
     return rows, lines, _panels(found)
 
 
+@eqx.filter_jit
+def _alone(field, x0, ts, rtol, atol):
+    """The way (n, T, d) of every token by itself."""
+
+    def one(x):
+        return solve(field, x[None], ts, save_tokens=True, rtol=rtol, atol=atol).values["tokens"][:, 0]
+
+    return jax.vmap(one)(x0)
+
+
 def _cases(experiment):
     """Tokens, and (name, D, field) for every head of the configuration, D being its score."""
     x0, _ = experiment.build_tokens()
@@ -83,6 +89,7 @@ def _cases(experiment):
     return x0, cases
 
 
+@eqx.filter_jit
 def _potential(nodes, x, D):
     return jax.lax.map(lambda y: jnp.mean(jnp.exp(x @ (D @ y))), nodes, batch_size=1000)
 

@@ -145,7 +145,7 @@ def high_dim(experiment: Experiment):
                 plots.COLOURS[i],
                 rf"$\lambda = {rates[k]:.2f}$" if group is up else None,
             )
-    for i, k in enumerate((0, 10, 25, 50)):
+    for i, k in enumerate(np.linspace(0, np.sum(rates < 0) - 1, 4).astype(int)):
         _band(axes[0, 1], ts, z[:, :, k], plots.COLOURS[i], rf"$\lambda = {rates[k]:.2f}$")
     axes[0, 1].set_yscale("symlog")
     axes[0, 1].set_yticks([-1e12, -1e8, -1e4, 0, 1e4, 1e8, 1e12])
@@ -189,7 +189,7 @@ def _spread(experiment, rates, z, labels):
     spread = np.sqrt(square / z.shape[1])
     ts = np.asarray(experiment.solve.ts)
     late = 2 * len(ts) // 3
-    found = np.polyfit(ts[late:], np.log(spread[late:]), 1)[0]
+    found = np.polyfit(ts[late:], np.log(np.maximum(spread[late:], 1e-300)), 1)[0]
     off = float(np.abs(found + rates).max())
     return spread, Line("late rates of the spread against -lambda, largest error", off, 0.0, off < 1e-3)
 

@@ -23,8 +23,7 @@ def low_temperature_sphere(experiment: Experiment):
     Tokens draw near the axis of $VB^\top$ at rate a until their spread is that of the kernel, $\beta^{-1/2}$, at $\log\beta/2a$; from
     there the offset of a cluster, as large, grows at rate $r = \lambda_1(V) - \langle e, Ve\rangle$: the flow leaves at
     $(1/2a + 1/2r)\log\beta$ plus a constant (reconstructed, leading order). W2 is exact, its target being two points; the nodes
-    are approximate: rings of them cross the equator whole (dips within 5 % of
-    those of three times as many nodes).
+    are approximate: rings of them cross the equator whole (dips within 5 % of those of three times as many nodes).
     """
     spec, (_, fields) = experiment.solve, experiment.fields()
     heads, betas = fields[0][1].heads, np.array(experiment.attention.betas)

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from ..figures import Line
-from . import caption, configuration_name
+from . import configuration_name, description
 
 INTRODUCTION = """\
 # Gallery
@@ -29,7 +29,7 @@ def write(page: Path, made: Mapping[str, tuple[str, list[Line]]], folder: Path) 
             small = picture.convert("RGB")
             small.thumbnail((WIDTH, WIDTH))
             small.quantize(128).save(page.parent / "figures" / f"{name}.png", optimize=True)
-        parts.append(f"## {title}\n\n![{title}](figures/{name}.png)\n\n{caption(name)}\n")
+        parts.append(f"## {title}\n\n![{title}](figures/{name}.png)\n\n{description(name)}\n")
         source = configuration_name(name)
         where = "" if source is None else f", [{source.name}]({os.path.relpath(source, page.parent)})"
         parts.append(f"`attnflow figure {name}`{where}\n")

@@ -92,7 +92,7 @@ def rotation_triangle(experiment: Experiment):
         ("exponential", Exponential(1.0), (1.5 * (i2 + i4), i2)),
         ("softmax", Softmax(1.0), (1.5 * (i2 + i4) / i0 - 3 * i1 * i3 / i0**2, i2 / i0)),
     ):
-        ts, *modes = _ring_modes(AttentionField(heads, attention), len(x0))
+        ts, *modes = _ring_modes(AttentionField(heads, attention), len(x0), experiment.solve.max_steps)
         for what, size, law in zip(("angle", "height"), modes, laws, strict=True):
             rate = float(np.polyfit(ts, np.log(size), 1)[0])
             rows.append({"attention": name, "mode": what, "rate": rate, "closed form": law})
@@ -106,14 +106,14 @@ def rotation_triangle(experiment: Experiment):
     return rows, lines, fig
 
 
-def _ring_modes(field, n, moved=1e-5):
+def _ring_modes(field, n, max_steps, moved=1e-5):
     """Sizes of the third mode of the angle and the second of the height of a ring moved in both, once the others have gone."""
     turn = 2 * np.pi * np.arange(n) / n
     angle, height = turn + moved * np.sin(3 * turn), moved * np.cos(2 * turn)
     flat = np.sqrt(1 - height**2)
     x0 = np.stack([flat * np.cos(angle), flat * np.sin(angle), height], axis=-1)
     ts = np.linspace(20, 60, 41)
-    traj = solve(field, x0, np.concatenate([[0.0], ts]), save_tokens=True, rtol=1e-9, atol=1e-13)
+    traj = solve(field, x0, np.concatenate([[0.0], ts]), save_tokens=True, rtol=1e-9, atol=1e-13, max_steps=max_steps)
     x = np.asarray(traj.values["tokens"])[1:]
     theta = np.arctan2(x[..., 1], x[..., 0])
     return ts, np.abs(np.exp(3j * theta).mean(axis=1)), np.abs((x[..., 2] * np.exp(2j * theta)).mean(axis=1))
