@@ -23,6 +23,9 @@ from .heads import FactoredHeads as FactoredHeads
 from .heads import Heads as Heads
 from .heads import ScalarHeads as ScalarHeads
 from .metastable import merge_flow as merge_flow
+from .normalization import NormalizedPush as NormalizedPush
+from .normalization import PeriNorm as PeriNorm
+from .normalization import PreNorm as PreNorm
 from .points import grid as grid
 from .solve import at_consensus as at_consensus
 from .solve import at_rest as at_rest

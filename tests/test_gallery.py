@@ -12,6 +12,8 @@ from attnflow.schema import ConfigError
 
 ROOT = Path(__file__).parents[1]
 SLOW = {
+    "normalization",
+    "alibi",
     "heads",
     "noise",
     "boolean",

@@ -12,7 +12,7 @@ FLOORS = [
     ["harmonics", "sharded", "kernel", "transport", "heads", "schema"],
     ["attention"],
     ["field", "theory", "constrained"],
-    ["observe", "stepping", "trajectory", "files"],
+    ["observe", "stepping", "trajectory", "files", "normalization"],
     ["validate", "checkpoints"],
     ["solve"],
     ["lanes", "dataset"],

@@ -11,7 +11,7 @@ from ..run import run
 from ..schema import ConfigError
 from ..studies import read as read_study
 from ..studies import run_study
-from . import energies, flat, heads, low_temperature, tokens
+from . import energies, flat, heads, low_temperature, schemes, tokens
 
 DRAWN: dict[str, Callable] = {
     "sphere": tokens.sphere,
@@ -34,6 +34,8 @@ DRAWN: dict[str, Callable] = {
     "rank": heads.rank,
     "layers": heads.layers,
     "spectra": heads.spectra,
+    "normalization": schemes.normalization,
+    "alibi": schemes.alibi,
     "noise": heads.noise,
 }
 """Figures with a function of their own, (experiment) -> (rows, acceptance lines, figure); `noise` takes no experiment."""
