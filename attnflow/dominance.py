@@ -106,7 +106,7 @@ def fit_radial_dominance(
     judge = _Judged(
         goal, _Batch(Clouds(n, d, 4 * clouds, betas), Clouds(n, d, 64 * clouds, betas, gathered=True))(judge_key)
     )
-    best = None
+    outcomes = []
     for attempt in range(max(1, tries)):
         folder = None if checkpoint is None else Path(checkpoint) / (f"try-{attempt}" if attempt else "")
         found, histories = _search(
@@ -122,11 +122,10 @@ def fit_radial_dominance(
             progress=progress,
         )
         lost = look(plain(found), key=judge_key).share_lost(horizon, condition)
-        if best is None or lost < best[0]:
-            best = lost, found, histories
+        outcomes.append((lost, found, histories))
         if lost <= ENOUGH:
             break
-    _, found, histories = best
+    _, found, histories = min(outcomes, key=lambda outcome: outcome[0])
     fitted = plain(found)
     return fitted, DominanceReport(float(horizon), condition, hold, before, look(fitted), histories)
 

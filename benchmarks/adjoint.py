@@ -75,7 +75,15 @@ def backwards(n: int, d: int):
     def slope(raw):
         def loss(raw):
             done = dfx.diffeqsolve(
-                term, dfx.Tsit5(), 0.0, END, None, x0, raw, stepsize_controller=controller, adjoint=dfx.BacksolveAdjoint()
+                term,
+                dfx.Tsit5(),
+                0.0,
+                END,
+                None,
+                x0,
+                raw,
+                stepsize_controller=controller,
+                adjoint=dfx.BacksolveAdjoint(),
             )
             return jnp.sum(done.ys[-1][:, 0] ** 3)
 

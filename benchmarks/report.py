@@ -141,7 +141,15 @@ TARGETS = [
     Target("sweep of beta from 1 to 100, lane waste", "lane waste", {}, "attnflow", None, 1.2, True, "waste"),
     Target("programs for that sweep", "lane waste", {}, "attnflow", None, 1, True, "programs"),
     *(
-        Target(f"gradient of a solve over its forward pass, n = {n}", "gradient of a solve", {"n": n}, "forward", "reverse", 4, True)
+        Target(
+            f"gradient of a solve over its forward pass, n = {n}",
+            "gradient of a solve",
+            {"n": n},
+            "forward",
+            "reverse",
+            4,
+            True,
+        )
         for n in (256, 1024)
     ),
     Target("programs for a sweep of beta", "recompilation", {}, "attnflow", None, 1, at_most=True, quantity="programs"),
