@@ -23,6 +23,7 @@ from .heads import FactoredHeads as FactoredHeads
 from .heads import Heads as Heads
 from .heads import ScalarHeads as ScalarHeads
 from .metastable import merge_flow as merge_flow
+from .noisy import diffuse as diffuse
 from .normalization import NormalizedPush as NormalizedPush
 from .normalization import PeriNorm as PeriNorm
 from .normalization import PreNorm as PreNorm

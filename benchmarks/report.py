@@ -150,7 +150,7 @@ TARGETS = [
             4,
             True,
         )
-        for n in (256, 1024)
+        for n in (256, 512)
     ),
     Target("programs for a sweep of beta", "recompilation", {}, "attnflow", None, 1, at_most=True, quantity="programs"),
     Target(

@@ -31,7 +31,7 @@ def test_verdicts_compare_with_the_rival_named():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name != "gpu"])
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name not in ("gpu", "fit")])
 def test_benchmark_runs_at_its_smallest_size_and_its_answers_are_right(name, tmp_path):
     command = [sys.executable, "-m", "benchmarks", name, "--tiny", "--out", str(tmp_path)]
     environment = os.environ | {"JAX_ENABLE_X64": "0"}  # each benchmark says itself what it needs

@@ -15,7 +15,7 @@ FLOORS = [
     ["observe", "stepping", "trajectory", "files", "normalization"],
     ["validate", "checkpoints"],
     ["solve"],
-    ["lanes", "dataset"],
+    ["lanes", "dataset", "noisy"],
     ["workers", "descent"],
     ["metastable", "longrun", "claims", "onset", "equilibria", "fit", "survey", "sweep", "pretrained", "phases"],
     ["dominance"],
