@@ -66,9 +66,8 @@ def lanes(recorder: Recorder) -> None:
         steps = steps[np.argsort(betas)[::-1]] if cost else steps
         waste = group * float(steps.reshape(-1, group).max(axis=1).sum()) / float(steps.sum())
         params = {"points": points, "n": 32, "d": 3, "group": group}
-        recorder.write(
-            "lane waste", name, params, waste=waste, programs=traces / alone, steps=[int(steps.min()), int(steps.max())]
-        )
+        compiled = {"programs": traces / alone} if cost else {}  # the second order finds the first one's program
+        recorder.write("lane waste", name, params, waste=waste, steps=[int(steps.min()), int(steps.max())], **compiled)
 
 
 def sweep_of(run, betas, shared, **options):
