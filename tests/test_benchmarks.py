@@ -12,6 +12,8 @@ from benchmarks.__main__ import BENCHMARKS
 from benchmarks.report import NOT_HERE, TARGETS, Target, verdict, write
 
 OURS = ("attnflow", "harmonics", "by hand", "forward", "2 devices", "exact", "sinkhorn")
+WRONG = ("plain ott-jax", "solved backwards")  # which is what they are there to show
+LOOSE = {"transport": 1e-2, "phase_diagram": 2e-2}  # the width asked for; a sweep at rtol 1e-3
 ROOT = Path(__file__).parents[1]
 
 
@@ -41,7 +43,8 @@ def test_benchmark_runs_at_its_smallest_size_and_its_answers_are_right(name, tmp
     measured = [a for a in lines if "not_run" not in a]
     assert any(a["contestant"] in OURS for a in measured)
     assert all(a["facts"]["versions"] for a in lines)
-    assert all(a["error"] < 1e-3 for a in measured if "error" in a and a["contestant"] != "solved backwards")
+    errors = [a["error"] for a in measured if "error" in a and a["contestant"] not in WRONG]
+    assert max(errors, default=0) < LOOSE.get(name, 1e-4)
     assert all(a["median_s"] > 0 for a in measured if "median_s" in a)
     report = write(tmp_path).read_text()
     assert all(target.claim in report for target in TARGETS)
