@@ -39,7 +39,7 @@ def diffuse(
     differs from the Stratonovich form. Weak order 1 in h.
 
     The key, the times and the step fix the path; other steps give other paths. Betas, temperatures, keys and times share one
-    compilation as long as the numbers of steps agree. Gradients are those along the path.
+    compilation as long as the numbers of steps agree. Gradients are those along the path; that in the temperature is infinite at 0.
 
     **Arguments:**
 

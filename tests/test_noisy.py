@@ -57,6 +57,7 @@ def test_correlation_decays_at_the_rate_of_the_laplacian(d, key):
     assert np.all(np.abs(cosine.mean(axis=1) - law) <= 4 * cosine.std(axis=1) / np.sqrt(n) + bias + 1e-12)
 
 
+@pytest.mark.slow
 def test_weak_order_is_one(key):
     """Coarse steps decay as their own quadrature says, and that differs from the law by c h: halved steps, halved errors."""
     n, d, temperature = 200_000, 3, 0.5
@@ -112,6 +113,7 @@ def test_one_compilation_serves_all_temperatures(key):
     assert _diffuse._cached._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_lanes_and_gradients_follow_the_path(key):
     x0 = sphere.uniform(key, 4, 3)
 
