@@ -13,9 +13,8 @@ from jaxtyping import PRNGKeyArray
 from . import sphere
 from .attention import concrete
 from .field import AbstractField
-from .solve import Observable
-from .stepping import all_finite
-from .trajectory import Status, Trajectory
+from .solve import Observable, fixed_steps, watched
+from .trajectory import Trajectory
 from .validate import checked_times, checked_tokens
 
 
@@ -61,19 +60,18 @@ def diffuse(
     x0 = checked_tokens(x0, on_sphere=True, normalize=normalize)
     if x0.shape[1] < 2:
         raise ValueError(f"`x0` must have shape (n, d) with d >= 2 to diffuse, got {x0.shape}.")
-    checked_times(ts, x0.dtype)
     widths = np.diff(np.asarray(ts, np.float64))
+    ts = checked_times(ts, x0.dtype)
     if np.any(widths < 0):
         raise ValueError("`ts` must be ascending: noise cannot be run backwards.")
     # Rounding must not add a step: .3/.1 is a hair more than 3.
     counts = np.ceil(widths / float(step) * (1 - 1e-9)).astype(int)
-    observe = dict(observe or {})
-    if save_tokens:
-        observe["tokens"] = _tokens
     scale = jnp.asarray(temperature, x0.dtype)
     steps = jnp.asarray(widths / np.maximum(counts, 1), x0.dtype)
-    ts, most = jnp.asarray(np.asarray(ts, np.float64), x0.dtype), int(np.max(counts, initial=0))
-    return _diffuse(tuple(observe.items()), field, x0, ts, key, scale, steps, jnp.asarray(counts), most)
+    most = int(np.max(counts, initial=0))
+    return _diffuse(
+        tuple(watched(observe, save_tokens).items()), field, x0, ts, key, scale, steps, jnp.asarray(counts), most
+    )
 
 
 @eqx.filter_jit
@@ -105,18 +103,4 @@ def _diffuse(observe, field, x0, ts, key, temperature, steps, counts, most: int)
 
     start = (x0, jnp.zeros((), x0.dtype))
     (final, worst), values = jax.lax.scan(interval, start, (jnp.arange(len(steps)), steps, counts))
-    values = jax.tree.map(lambda a, b: jnp.concatenate([jnp.asarray(a)[None], b]), look(x0), values)
-    total = jnp.sum(counts)
-    stats = {
-        "status": jnp.where(all_finite(final), int(Status.OK), int(Status.NONFINITE)),
-        "time_reached": ts[-1],
-        "steps": total,
-        "accepted": total,
-        "rejected": jnp.zeros_like(total),
-        "norm_defect": jax.lax.stop_gradient(worst),
-    }
-    return Trajectory(ts, values, final, stats)
-
-
-def _tokens(field, x):
-    return x
+    return fixed_steps(ts, look(x0), values, final, steps=jnp.sum(counts), defect=jax.lax.stop_gradient(worst))

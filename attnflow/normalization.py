@@ -33,6 +33,10 @@ class _Normalized(AbstractField):
         if self.inner.flat:
             raise ValueError("`inner` must not be flat: these fields normalise the tokens that its heads see.")
 
+    @property
+    def on_sphere(self):
+        return False
+
     @abc.abstractmethod
     def velocity(self, u: Tokens, push: Tokens) -> Tokens:
         """Velocity for unit tokens and the push on them."""
@@ -51,20 +55,12 @@ class _Normalized(AbstractField):
 class PreNorm(_Normalized):
     r"""$\dot x_i = g_i(x/|x|)$ in $\mathbb{R}^d$: directions cluster while lengths grow by $\dot r = \langle u, g\rangle$."""
 
-    @property
-    def on_sphere(self):
-        return False
-
     def velocity(self, u, push):
         return push
 
 
 class PeriNorm(_Normalized):
     r"""$\dot x_i = g_i/|g_i|$ at $x/|x|$, in $\mathbb{R}^d$: every layer moves a token by the same length."""
-
-    @property
-    def on_sphere(self):
-        return False
 
     def velocity(self, u, push):
         return _unit(push)
@@ -78,6 +74,10 @@ class NormalizedPush(_Normalized):
     def __init__(self, inner: AttentionField, rate: ArrayLike = 1.0):
         self.inner = inner
         self.rate = jnp.asarray(rate)
+
+    @property
+    def on_sphere(self):
+        return True
 
     def __call__(self, t: Any, x: Tokens, args: Any = None) -> Tokens:
         # Of degree one in the length, like every field on the sphere.

@@ -66,8 +66,8 @@ def phases(
         to_terminal,
         float(distance[k]),
         float(ts[k]),
-        _first(ts, distance > leave, k),
-        _first(ts, to_terminal < terminal, 0),
+        first_time(ts, distance > leave, k),
+        first_time(ts, to_terminal < terminal),
     )
 
 
@@ -149,6 +149,7 @@ def _distance_to(space, tokens, weights):
     return np.sqrt((2 * rest**2 / (1 + length)) @ w)
 
 
-def _first(ts, hit, start):
+def first_time(ts, hit, start=0):
+    """The first time, from frame `start` on, at which `hit` is true; NaN where it never is."""
     later = np.flatnonzero(hit[start:])
     return float(ts[start + later[0]]) if later.size else float("nan")

@@ -70,9 +70,7 @@ def solve(
     ts = checked_times(ts, x0.dtype)
     rtol, atol = checked_tolerances(rtol, atol, x0.dtype)
     warn_unless_resolved(field, x0)
-    observe = dict(observe or {})
-    if save_tokens:
-        observe["tokens"] = _tokens
+    observe = watched(observe, save_tokens)
     refuse_what_cannot_fit(field, x0, len(ts), observe)
     plan = _Plan(
         tuple(observe.items()),
@@ -218,6 +216,11 @@ def _nan_gradient_rule(primals, tangents):
     return a, tangents[0] * factor
 
 
+def watched(observe: Mapping[str, Observable] | None, save_tokens: bool) -> dict[str, Observable]:
+    """The observables by name, the tokens among them if they are kept."""
+    return dict(observe or {}) | ({"tokens": _tokens} if save_tokens else {})
+
+
 def _tokens(field, x):
     return x
 
@@ -270,10 +273,7 @@ def layers(
     x0 = checked_tokens(x0, on_sphere=field.on_sphere, normalize=normalize)
     if depth < 0:
         raise ValueError(f"`depth` must be >= 0, got {depth}.")
-    observe = dict(observe or {})
-    if save_tokens:
-        observe["tokens"] = _tokens
-    return _layers(tuple(observe.items()), field, x0, depth, jnp.asarray(step, x0.dtype))
+    return _layers(tuple(watched(observe, save_tokens).items()), field, x0, depth, jnp.asarray(step, x0.dtype))
 
 
 @eqx.filter_jit
@@ -288,14 +288,19 @@ def _layers(observe, field, x0, depth, step):
         return y, (look(y), jnp.max(jnp.abs(length - 1)))
 
     final, (values, defects) = jax.lax.scan(layer, x0, length=depth)
-    values = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), look(x0), values)
     ts = step * jnp.arange(depth + 1, dtype=x0.dtype)
+    return fixed_steps(ts, look(x0), values, final, steps=jnp.asarray(depth), defect=jnp.max(defects, initial=0))
+
+
+def fixed_steps(ts, first, later, final, *, steps, defect) -> Trajectory:
+    """The trajectory of a scheme that rejects no step: observables at the start and (T - 1, ...) after it, and how many steps."""
+    values = jax.tree.map(lambda a, b: jnp.concatenate([jnp.asarray(a)[None], b]), first, later)
     stats = {
         "status": jnp.where(all_finite(final), int(Status.OK), int(Status.NONFINITE)),
         "time_reached": ts[-1],
-        "steps": jnp.asarray(depth),
-        "accepted": jnp.asarray(depth),
-        "rejected": jnp.asarray(0),
-        "norm_defect": jnp.max(defects, initial=0),
+        "steps": steps,
+        "accepted": steps,
+        "rejected": jnp.zeros_like(steps),
+        "norm_defect": defect,
     }
     return Trajectory(ts, values, final, stats)

@@ -19,6 +19,7 @@ from .reduce import Dense
 from .solve import solve
 
 CONDITIONS = ("exact", "sharp", "condition8")
+FELL = 1e-8  # of a log-energy between two frames: a fall, not the solver's error
 LOST = 1e-9  # a margin below -LOST times the largest of its run is a loss, not rounding
 Symmetric = AlignedHeads | AbstractSymmetricHeads
 
@@ -89,17 +90,28 @@ class Survey:
 
         A frame that the flow did not reach counts as lost; margins that are negative by rounding do not.
         """
-        if condition == "energy":
-            fell = ~(np.diff(self.log_energies, axis=1) >= -1e-8).all(axis=2)
-            lost = np.pad(fell, ((0, 0), (1, 0)))
-        else:
-            worst = self.margins[condition]
-            lost = ~(worst >= -LOST * np.nanmax(np.abs(worst), axis=1, keepdims=True))
-        return np.where(lost.any(axis=1), self.times[lost.argmax(axis=1)], np.inf)
+        lost = fell(self.log_energies) if condition == "energy" else negative(self.margins[condition])
+        return first(self.times, lost)
 
     def share_lost(self, horizon: float, condition: str = "exact") -> float:
         """Share of the clouds with a loss at or before `horizon`."""
         return float(np.mean(self.first_loss(condition) <= horizon * (1 + 1e-9)))
+
+
+def negative(margins: np.ndarray) -> np.ndarray:
+    """Which margins (..., T) are lost: not reached, or negative by more than rounding."""
+    return ~(margins >= -LOST * np.nanmax(np.abs(margins), axis=-1, keepdims=True))
+
+
+def fell(log_energies: np.ndarray) -> np.ndarray:
+    """Frames (..., T) before which the log-energy of some head (..., T, H) fell, or was not reached."""
+    held = np.diff(log_energies, axis=-2) >= -FELL
+    return np.logical_not(np.concatenate([np.ones_like(held[..., :1, :]), held], axis=-2).all(axis=-1))
+
+
+def first(times: np.ndarray, lost: np.ndarray) -> np.ndarray:
+    """Time of the first frame (..., T) that is lost; inf if none."""
+    return np.where(lost.any(axis=-1), times[lost.argmax(axis=-1)], np.inf)
 
 
 def survey(

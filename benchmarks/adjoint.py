@@ -26,7 +26,7 @@ def main(recorder: Recorder) -> None:
 
 
 def job(n: int, d: int):
-    """(loss of the heads' parameters, the parameters): a cubic of the tokens at the end."""
+    """(loss of the heads' parameters, a cubic of the tokens at the end; the tokens at the start; the parameters)."""
     x0, raw = af.sphere.uniform(jr.key(0), n, d), goe(jr.key(1), H, d).raw
 
     def loss(raw, adjoint=None, rtol=RTOL):
@@ -34,11 +34,11 @@ def job(n: int, d: int):
         traj = af.solve(field, x0, jnp.array([0.0, END]), rtol=rtol, atol=1e-3 * rtol, adjoint=adjoint, throw=False)
         return jnp.sum(traj.final[:, 0] ** 3), traj.stats["steps"]
 
-    return loss, raw
+    return loss, x0, raw
 
 
 def times(recorder: Recorder, n: int, d: int) -> None:
-    loss, raw = job(n, d)
+    loss, x0, raw = job(n, d)
     value = lambda raw, adjoint=None, rtol=RTOL: loss(raw, adjoint, rtol)[0]  # noqa: E731
     forward = jax.jit(loss)
     steps = int(forward(raw)[1])
@@ -57,7 +57,7 @@ def times(recorder: Recorder, n: int, d: int) -> None:
         "reverse": along(None),
         "reverse, a checkpoint per step": along(dfx.RecursiveCheckpointAdjoint(checkpoints=2 * steps)),
         "forward mode, one parameter": ahead(RTOL),
-        "solved backwards": backwards(n, d),
+        "solved backwards": backwards(x0, raw),
     }
     params = {"n": n, "d": d, "heads": H, "T": END, "rtol": RTOL, "steps": steps}
     recorder.contest(
@@ -65,9 +65,8 @@ def times(recorder: Recorder, n: int, d: int) -> None:
     )
 
 
-def backwards(n: int, d: int):
+def backwards(x0, raw):
     """The same derivative by `BacksolveAdjoint`, which `solve` refuses: the flow contracts, so its past cannot be had back."""
-    x0, raw = af.sphere.uniform(jr.key(0), n, d), goe(jr.key(1), H, d).raw
     term = dfx.ODETerm(lambda t, x, raw: af.AttentionField(af.AlignedHeads(raw), af.Softmax(BETA))(t, x))
     controller = dfx.PIDController(rtol=RTOL, atol=1e-3 * RTOL, pcoeff=0.2, icoeff=0.4)
 
@@ -95,7 +94,7 @@ def backwards(n: int, d: int):
 def memory(recorder: Recorder, sizes, d: int) -> None:
     """Bytes that XLA plans for a reverse pass, less those of one with fewer checkpoints, per checkpoint and token."""
     for n in sizes:
-        loss, raw = job(n, d)
+        loss, _, raw = job(n, d)
 
         def planned(checkpoints, loss=loss, raw=raw):
             adjoint = dfx.RecursiveCheckpointAdjoint(checkpoints=checkpoints)

@@ -1,7 +1,6 @@
 """Throughput of a sweep over one device, two, eight, and two worker processes; what lanes of unequal length cost.
 
-Each setting is a process of its own.
-The flow is that of the phase diagram (n = 32, d = 2, T = 30, 200 times, rtol 1e-3).
+Each setting is a process of its own. The flow is that of the phase diagram (n = 32, d = 2, T = 30, 200 times, rtol 1e-3).
 """
 
 import json
@@ -36,11 +35,14 @@ def lanes(recorder: Recorder) -> None:
 
     Lanes that run together take as many steps as the slowest of them; `cost` puts lanes of like beta together.
     """
+    import jax
     import jax.numpy as jnp
     import jax.random as jr
     import numpy as np
 
     import attnflow as af
+    from attnflow.points import grid
+    from attnflow.sweep import sweep
 
     traces = 0
 
@@ -61,22 +63,13 @@ def lanes(recorder: Recorder) -> None:
     group = min(32, points)
     for name, cost in {"attnflow": _beta, "in the order given": None}.items():
         traces = 0
-        out = sweep_of(run, betas, shared, cost=cost, group=group)
+        out = sweep(run, grid(beta=betas), shared=shared, devices=jax.local_devices()[:1], cost=cost, group=group)
         steps = out["steps"].values
         steps = steps[np.argsort(betas)[::-1]] if cost else steps
         waste = group * float(steps.reshape(-1, group).max(axis=1).sum()) / float(steps.sum())
         params = {"points": points, "n": 32, "d": 3, "group": group}
         compiled = {"programs": traces / alone} if cost else {}  # the second order finds the first one's program
         recorder.write("lane waste", name, params, waste=waste, steps=[int(steps.min()), int(steps.max())], **compiled)
-
-
-def sweep_of(run, betas, shared, **options):
-    import jax
-
-    from attnflow.points import grid
-    from attnflow.sweep import sweep
-
-    return sweep(run, grid(beta=betas), shared=shared, devices=jax.local_devices()[:1], **options)
 
 
 def measured(devices: int, workers: int, betas: int, seeds: int) -> dict:

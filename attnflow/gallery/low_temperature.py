@@ -8,8 +8,9 @@ from ..attention import Softmax
 from ..config import Experiment
 from ..field import AttentionField
 from ..figures import Line
-from ..phases import leading_space
+from ..phases import first_time, leading_space
 from ..solve import solve
+from ..studies.flows import first_crossing
 from ..theory import low_temperature
 from ..transport import w2_to, w2_to_subspace
 
@@ -39,9 +40,9 @@ def low_temperature_sphere(experiment: Experiment):
         traj = solve(AttentionField(heads, Softmax(beta), w), x0, spec.ts, observe=seen, rtol=spec.rtol, atol=spec.atol)
         ts, distance = np.asarray(traj.ts), np.asarray(traj.values["distance"])
         k = int(distance.argmin())
-        t_leave = float(np.interp(LEFT, distance[k:], ts[k:])) if distance[-1] > LEFT else float("nan")
+        t_leave = float(first_crossing(ts[k:], distance[k:], LEFT))
         row = {"beta": float(beta), "min W2": float(distance[k]), "t_min": float(ts[k]), "t_leave": t_leave}
-        row["t_terminal"] = float(ts[np.argmax(np.asarray(traj.values["terminal"]) < TERMINAL)]) or float("nan")
+        row["t_terminal"] = first_time(ts, np.asarray(traj.values["terminal"]) < TERMINAL)
         rows.append(row | {"min to own projection": float(np.min(traj.values["own"]))})
         curves.append(distance)
     dips, own, leaves = (

@@ -6,7 +6,6 @@ import numpy as np
 
 from .. import observe, plots, sphere
 from ..config import Experiment
-from ..field import AttentionField
 from ..figures import Line
 from ..normalization import NormalizedPush, PeriNorm, PreNorm
 from ..solve import solve
@@ -68,25 +67,19 @@ def alibi(experiment: Experiment):
     @jax.jit
     def influence(slope):
         weights = jax.nn.softmax(slope * jnp.arange(n, dtype=x0.dtype))
-        field = AttentionField(
-            heads,
-            experiment.attention.field(heads, None, beta, flat=False, causal=True).attention,
-            weights,
-            causal=True,
-        )
+        field = experiment.attention.field(heads, weights, beta, flat=False, causal=True)
 
-        def ends(x0):
-            last = solve(field, x0, jnp.array([0.0, spec.t1]), rtol=spec.rtol, throw=False).final[-1]
-            return last
+        def end(x0):
+            return solve(field, x0, jnp.array([0.0, spec.t1]), rtol=spec.rtol, throw=False).final[-1]
 
-        jacobian = jax.jacrev(ends)(x0)  # (d, n, d)
+        jacobian = jax.jacrev(end)(x0)  # (d, n, d)
         size = jnp.sqrt(jnp.sum(jacobian**2, axis=(0, 2)))
-        return size / jnp.sum(size), ends(x0)
+        return size / jnp.sum(size)
 
     fig, axes = plots.figure()
     rows = []
     for slope in (0.0, 0.05, 1.0):
-        share = np.asarray(influence(jnp.asarray(slope))[0])
+        share = np.asarray(influence(jnp.asarray(slope)))
         rows.append(
             {
                 "lambda": slope,

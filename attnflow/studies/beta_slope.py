@@ -13,7 +13,7 @@ from ..attention import Softmax
 from ..field import AttentionField
 from ..figures import Line
 from ..heads import Heads
-from ..phases import fit_bound
+from ..phases import first_time, fit_bound
 from ..points import grid
 from ..solve import solve
 from ..specs import CosineDensity
@@ -74,7 +74,7 @@ class BetaSlope:
         """Rows of minima, the fitted slope, and what the form of Theorem 1 gives with fitted constants."""
         curves, ts, betas = results.distance.transpose("beta", "time").values, np.asarray(self.ts), np.array(self.betas)
         minima, when = curves.min(axis=1), ts[curves.argmin(axis=1)]
-        left = np.array([_leaves(ts, w, self.leave) for w in curves])
+        left = np.array([first_time(ts, w > self.leave, int(np.argmin(w))) for w in curves])
         rate = float(low_temperature.projection_rate(Heads(*self.shared()[-2:])))
         rows = [
             {"beta": b, "min W2": float(m), "t_min": float(t), "t_leave": float(gone)}
@@ -102,10 +102,3 @@ class BetaSlope:
             ax.legend()
 
         return rows, lines, draw
-
-
-def _leaves(ts, distance, level):
-    """First time after the minimum at which the distance exceeds the level; NaN where it never does."""
-    k = int(np.argmin(distance))
-    later = np.flatnonzero(distance[k:] > level)
-    return float(ts[k + later[0]]) if later.size else np.nan

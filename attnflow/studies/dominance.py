@@ -19,10 +19,8 @@ from ..points import grid
 from ..reduce import Dense
 from ..solve import solve
 from ..specs import HeadsSpec, RandomHeads
-from ..survey import LOST
+from ..survey import fell, first, negative
 from .flows import swept
-
-FELL = 1e-8  # of a log-energy between two frames: a fall, not the solver's error
 
 
 @dataclass(frozen=True)
@@ -79,11 +77,9 @@ class Dominance:
         return swept(self, self.flow(), self.points(), shared=(self.ts, self.aligned()), store=out / "store", **options)
 
     def summary(self, results: Any) -> tuple[list[dict], list[Line], Any]:
-        worst = results.margin.transpose("beta", "key", "time").values
-        kept = worst >= -LOST * np.nanmax(np.abs(worst), axis=-1, keepdims=True)
-        so_far = np.logical_and.accumulate(kept, axis=-1)
+        lost = negative(results.margin.transpose("beta", "key", "time").values)
         ts, betas = np.asarray(self.ts), results.beta.values
-        first = np.where(so_far.all(axis=-1), np.inf, ts[np.argmin(so_far, axis=-1)])
+        losses = first(ts, lost)
         every = max(1, len(betas) // 8)
         rows = [
             {
@@ -92,15 +88,15 @@ class Dominance:
                 f"share lost by t = {self.t1 / 2:g}": float(np.mean(f <= self.t1 / 2)),
                 f"by t = {self.t1:g}": float(np.mean(f <= self.t1)),
             }
-            for b, f in zip(betas[::every], first[::every], strict=True)
+            for b, f in zip(betas[::every], losses[::every], strict=True)
         ]
-        log_energies = results.log_energies.transpose("beta", "key", "time", ...).values
-        fell = (np.diff(log_energies, axis=2) < -FELL).any(axis=(2, 3))
-        hidden = float(np.mean(fell & so_far.all(axis=-1)))
+        down = fell(results.log_energies.transpose("beta", "key", "time", ...).values).any(axis=-1)
+        hidden = float(np.mean(down & ~lost.any(axis=-1)))
         lines = [Line("share of clouds whose energy fell though no margin was negative", hidden, 0.0, hidden == 0)]
 
         def draw(ax):
-            plots.phase_diagram(ax, ts, betas, so_far.mean(axis=1), label="share of clouds still dominant")
+            still = ~np.logical_or.accumulate(lost, axis=-1)
+            plots.phase_diagram(ax, ts, betas, still.mean(axis=1), label="share of clouds still dominant")
 
         return rows, lines, draw
 
